@@ -1,0 +1,30 @@
+// Package deps pins modules while the packages that use them are written.
+package deps
+
+import (
+	_ "github.com/go-chi/chi/v5"
+	_ "github.com/golang-jwt/jwt/v5"
+	_ "github.com/golang-migrate/migrate/v4"
+	_ "github.com/golang-migrate/migrate/v4/database/pgx/v5"
+	_ "github.com/golang-migrate/migrate/v4/source/iofs"
+	_ "github.com/google/go-cmp/cmp"
+	_ "github.com/google/uuid"
+	_ "github.com/jackc/pgx/v5/pgxpool"
+	_ "github.com/prometheus/client_golang/prometheus"
+	_ "github.com/prometheus/client_golang/prometheus/promhttp"
+	_ "github.com/puzpuzpuz/xsync/v4"
+	_ "github.com/riverqueue/river"
+	_ "github.com/riverqueue/river/riverdriver/riverpgxv5"
+	_ "github.com/riverqueue/river/rivermigrate"
+	_ "github.com/standard-webhooks/standard-webhooks/libraries/go"
+	_ "github.com/vgarvardt/pgx-google-uuid/v5"
+	_ "go.uber.org/goleak"
+	_ "golang.org/x/crypto/bcrypt"
+	_ "golang.org/x/sync/errgroup"
+	_ "golang.org/x/time/rate"
+	_ "pgregory.net/rapid"
+	_ "code.dny.dev/ssrf"
+	_ "github.com/alecthomas/kong"
+	_ "github.com/caarlos0/env/v11"
+	_ "github.com/maypok86/otter/v2"
+)
