@@ -1,0 +1,191 @@
+package ratelimit
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/bits"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The ranges of a rule's numbers. A scale below a second could not be described
+// by the rate-limit headers; a day is the longest that a counter in memory is
+// worth. A bucket that needs more than MaxRefill to fill would outlive its use.
+const (
+	MaxLimit  = 1_000_000_000
+	MinScale  = time.Second
+	MaxScale  = 24 * time.Hour
+	MaxRefill = 30 * 24 * time.Hour
+)
+
+// Rule is a limit as somebody configured it: Limit units in Scale. A Limit of 0
+// refuses everything.
+type Rule struct {
+	Limit     int64
+	Scale     time.Duration // whole milliseconds
+	Algorithm Algorithm
+	Burst     int64 // TokenBucket only; 0 means Limit
+}
+
+// String names the limit in words: "100 per second", "5 per 30 seconds".
+func (r Rule) String() string {
+	return strconv.FormatInt(r.Limit, 10) + " per " + scaleWords(r.Scale)
+}
+
+// MarshalJSON writes the form in which overrides are stored.
+func (r Rule) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Limit     int64  `json:"limit"`
+		ScaleMs   int64  `json:"scale_ms"`
+		Algorithm string `json:"algorithm"`
+		Burst     int64  `json:"burst,omitempty"`
+	}{r.Limit, r.Scale.Milliseconds(), r.Algorithm.String(), r.Burst})
+}
+
+// Validate reports every field that is out of range, as Errors.
+func (r Rule) Validate() error {
+	var errs Errors
+	if r.Limit < 0 || r.Limit > MaxLimit {
+		errs = append(errs, limitRange)
+	}
+	if r.Scale < MinScale || r.Scale > MaxScale || r.Scale%time.Millisecond != 0 {
+		errs = append(errs, scaleRange)
+	}
+	if r.Algorithm > TokenBucket {
+		errs = append(errs, algorithmRange)
+	}
+	if r.Burst != 0 {
+		switch {
+		case r.Algorithm != TokenBucket:
+			errs = append(errs, burstElsewhere)
+		case r.Burst < 0 || r.Burst > MaxLimit:
+			errs = append(errs, burstRange)
+		case len(errs) == 0 && r.Limit > 0 && refill(r) > MaxRefill.Nanoseconds():
+			errs = append(errs, burstRefill)
+		}
+	}
+	return errs.orNil()
+}
+
+// refill is the time in nanoseconds in which a token bucket fills, rounded up
+// so that a caller who never runs ahead of the rate is never refused.
+func refill(r Rule) int64 {
+	burst := r.Burst
+	if burst == 0 {
+		burst = r.Limit
+	}
+	return mulDivUp(burst, r.Scale.Nanoseconds(), r.Limit)
+}
+
+func mulDivUp(a, b, c int64) int64 {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	lo, carry := bits.Add64(lo, uint64(c)-1, 0)
+	hi += carry
+	if hi >= uint64(c) {
+		return math.MaxInt64
+	}
+	q, _ := bits.Div64(hi, lo, uint64(c))
+	return int64(min(q, math.MaxInt64))
+}
+
+// ParseRate reads a channel's own limit, "<n>/s", "<n>/m" or "<n>/h" with n
+// from 1 to MaxLimit; spaces around the parts are tolerated. The result is a
+// token bucket that holds what one unit of time brings.
+func ParseRate(text string) (Rule, error) {
+	n, unit, ok := strings.Cut(text, "/")
+	scale, known := map[string]time.Duration{"s": time.Second, "m": time.Minute, "h": time.Hour}[strings.TrimSpace(unit)]
+	limit, err := strconv.ParseUint(strings.TrimSpace(n), 10, 32)
+	if !ok || !known || err != nil || limit < 1 || limit > MaxLimit {
+		return Rule{}, Errors{{Code: CodeMalformed, Detail: fmt.Sprintf(
+			`must be a number from 1 to %d and a unit: "<n>/s", "<n>/m" or "<n>/h"`, MaxLimit)}}
+	}
+	return Rule{Limit: int64(limit), Scale: scale, Algorithm: TokenBucket}, nil
+}
+
+// Policy is a rule made ready for checks: immutable, safe for concurrent use,
+// compared by identity. Make one when configuration is loaded, not per request.
+type Policy struct {
+	bucket Bucket
+	alg    Algorithm
+	count  bool // count mode
+
+	limit   uint32
+	scaleMs uint32
+	magic   uint64 // reciprocal of scaleMs: a 64-bit division costs 10 to 18 cycles
+	shape   uint64
+
+	burst       uint32 // token bucket
+	tokenNs     int64  // time in which one unit refills, rounded down
+	toleranceNs int64  // time in which the whole burst refills, rounded up
+
+	rule   Rule
+	header string // value of RateLimit-Policy
+	prefix string // start of the value of RateLimit
+}
+
+// NewPolicy makes the policy of a rule; the error is that of Rule.Validate.
+func NewPolicy(b Bucket, r Rule) (*Policy, error) {
+	if !b.valid() {
+		return nil, fmt.Errorf("ratelimit: no bucket %d", b)
+	}
+	if err := r.Validate(); err != nil {
+		return nil, err
+	}
+	p := &Policy{bucket: b, alg: r.Algorithm, limit: uint32(r.Limit), scaleMs: uint32(r.Scale.Milliseconds()), rule: r}
+	p.magic = math.MaxUint64 / uint64(p.scaleMs)
+	p.shape = uint64(p.alg)<<57 | uint64(p.scaleMs)<<30
+	if p.alg == TokenBucket {
+		p.shape |= uint64(p.limit)
+		if p.burst = uint32(r.Burst); p.burst == 0 {
+			p.burst = p.limit
+		}
+		if p.limit > 0 {
+			p.tokenNs = r.Scale.Nanoseconds() / r.Limit
+			p.toleranceNs = refill(r)
+		}
+	}
+	p.prefix = `"` + b.String() + `"`
+	p.header = fmt.Sprintf(`%s;q=%d;w=%d`, p.prefix, p.Quota(), ceilSeconds(p.WindowMs()))
+	return p, nil
+}
+
+// Bucket is the bucket the policy belongs to.
+func (p *Policy) Bucket() Bucket { return p.bucket }
+
+// Rule is what the policy was made of.
+func (p *Policy) Rule() Rule { return p.rule }
+
+// Algorithm is the rule by which the policy admits.
+func (p *Policy) Algorithm() Algorithm { return p.alg }
+
+// Limit is the number of units in a scale, 0 to MaxLimit.
+func (p *Policy) Limit() uint32 { return p.limit }
+
+// ScaleMs is the length of the window, or the time in which Limit units refill.
+func (p *Policy) ScaleMs() uint32 { return p.scaleMs }
+
+// CountOnly marks a policy that counts what it would have refused.
+func (p *Policy) CountOnly() bool { return p.count }
+
+// Quota is what a caller may spend at once: the limit, or a token bucket's burst.
+func (p *Policy) Quota() uint32 {
+	if p.alg == TokenBucket && p.limit > 0 {
+		return p.burst
+	}
+	return p.limit
+}
+
+// WindowMs is the time after which an exhausted budget is whole again: the
+// scale, or the time in which a token bucket's burst refills. No wait is longer.
+func (p *Policy) WindowMs() uint32 {
+	if p.alg == TokenBucket && p.limit > 0 {
+		return uint32((p.toleranceNs + 1e6 - 1) / 1e6)
+	}
+	return p.scaleMs
+}
+
+// Shape identifies the unit in which a counter under this policy is kept: equal
+// shapes share state as it stands, unequal ones need Convert. It fits in 59 bits.
+func (p *Policy) Shape() uint64 { return p.shape }

@@ -1,0 +1,122 @@
+package ratelimit
+
+import (
+	"context"
+	"time"
+)
+
+// Instant is a moment in Unix nanoseconds. Production reads it from a Clock,
+// which never steps; tests pass any number.
+type Instant int64
+
+// InstantOf converts a time.Time by its wall clock.
+func InstantOf(t time.Time) Instant { return Instant(t.UnixNano()) }
+
+// Time converts back.
+func (i Instant) Time() time.Time { return time.Unix(0, int64(i)) }
+
+// Add returns the moment d later.
+func (i Instant) Add(d time.Duration) Instant { return i + Instant(d) }
+
+// Clock is wall time at its making plus monotonic time since: a step of the
+// wall clock does not reach the limiter. Safe for concurrent use.
+type Clock struct {
+	start time.Time
+	unix  int64
+}
+
+// NewClock reads the wall clock once.
+func NewClock() Clock {
+	t := time.Now()
+	return Clock{t, t.UnixNano()}
+}
+
+// Now reads the clock. It costs more than a check: read it once a request, just
+// before the check, and pass it down.
+func (c Clock) Now() Instant { return Instant(c.unix + int64(time.Since(c.start))) }
+
+// Item is one budget and what a request wants of it.
+type Item struct {
+	Key    Key
+	Policy *Policy // nil: no limit, always admitted
+	Cost   uint32  // at most MaxLimit; 0 asks without spending
+}
+
+// Decision is the answer to a check. It is passed by value and is kept to four
+// words, since a bigger result costs more than the check.
+type Decision struct {
+	// Policy is the policy really applied, of the strictest item; nil when
+	// nothing was limited.
+	Policy *Policy
+	// At is the store's own time of the decision; Refund needs it.
+	At Instant
+	// Remaining is what the strictest budget has left after the decision.
+	Remaining uint32
+	// WaitMs is, of a refusal, the milliseconds until the same request would be
+	// admitted if nobody else came; of an admission with nothing remaining,
+	// until one unit is free; else until the whole budget is free again (fixed
+	// and sliding windows: until the window ends). Of an admitted reservation it
+	// is the time until the reserved moment, 0 for now.
+	WaitMs uint32
+	// Item is the index of the strictest item.
+	Item uint8
+	// Allowed says that the request may go on, and that every item was spent.
+	Allowed bool
+	// Counted marks a request that a bucket in count mode would have refused.
+	Counted bool
+}
+
+// Limited tells whether a budget was really enforced, and so whether the answer
+// should describe it.
+func (d Decision) Limited() bool { return d.Policy != nil }
+
+// Usage is the state of one budget, for operators.
+type Usage struct {
+	Policy    *Policy
+	Used      uint32 // estimate of what is in use now
+	Remaining uint32
+	WaitMs    uint32 // until the whole budget is free again, as in Decision
+}
+
+// Store holds the counters. Implementations decide and count in one atomic
+// step, are safe for concurrent use, and always decide: a backend that cannot
+// reach its peers or its server falls back by itself and never fails open for a
+// guard bucket. Their operations follow these laws, which
+// internal/ratelimit/ratelimittest checks:
+//
+//   - a budget never admits more than its limit in a window (backends that
+//     promise less accuracy state it as a number);
+//   - a refusal leaves no trace: it neither lengthens the wait nor hides a part
+//     of the budget from others, not even for a moment;
+//   - a change of policy keeps past use: the count of the running window for a
+//     change of limit, the present use, at most a full budget, for a change of
+//     scale, burst or algorithm;
+//   - time that steps back neither refills a budget nor locks it for more than
+//     one window.
+//
+// The policy comes with each call, so a store needs no configuration. now is
+// the caller's clock; a store that has a better one corrects it.
+type Store interface {
+	// Backend names the backend that decides for a bucket, as a metric label.
+	Backend(Bucket) string
+	// Take spends one item, or refuses it. The item has a policy.
+	Take(ctx context.Context, now Instant, it Item) Decision
+	// TakeAll spends every item or none; the strictest decision is the answer.
+	// The items have policies and distinct keys, and are not retained.
+	TakeAll(ctx context.Context, now Instant, items []Item) Decision
+	// Refund gives back what an admitted Take, TakeAll or Reserve spent; at is
+	// the At of its decision. Once the window is over nothing happens. It must
+	// not be called twice for one spend.
+	Refund(ctx context.Context, at Instant, it Item)
+	// Reserve spends an item for the first moment at which it is free, if that is
+	// at most maxWait (up to MaxReserve) away; WaitMs tells when. Only token
+	// buckets can be booked ahead: the others admit now or refuse.
+	Reserve(ctx context.Context, now Instant, it Item, maxWait time.Duration) Decision
+	// Peek reads a budget without spending from it; Cost is ignored.
+	Peek(ctx context.Context, now Instant, it Item) (Usage, error)
+	// Reset forgets what was spent on a key.
+	Reset(ctx context.Context, now Instant, k Key) error
+}
+
+// MaxReserve is how far ahead a token bucket can be booked.
+const MaxReserve = time.Minute
