@@ -1,0 +1,73 @@
+# Converger. `make` alone lists what can be done. A fresh machine needs Go, git and either apt (as root) or npm;
+# everything else is fetched by the targets that need it.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+GO       ?= go
+BIN      := bin/server
+TOOLS    := .cache/bin
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS  := -s -w -X main.version=$(VERSION)
+ARGS     ?=
+PKG      ?= ./...
+BENCH    ?= .
+FUZZTIME ?= 10s
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-z-]*:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: run
+run: build postgres ## Start a hub with a private database and a demo tenant, and print what to paste next (ARGS="--addr …")
+	@exec $(BIN) dev $(ARGS)
+
+.PHONY: build
+build: ## Build bin/server
+	@$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/server
+
+.PHONY: postgres
+postgres: ## Find Postgres binaries, or fetch them (apt as root, else npm into .cache/pg)
+	@scripts/fetch-postgres
+
+.PHONY: test
+test: postgres ## Run every test with the race detector, on a private Postgres (PKG=./internal/activity to narrow)
+	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -race -timeout 20m $(PKG)
+
+.PHONY: cover
+cover: postgres ## Test coverage into cover.out, with the total
+	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -timeout 20m -coverpkg=./... -coverprofile=cover.out $(PKG)
+	@$(GO) tool cover -func=cover.out | tail -n 1
+
+.PHONY: bench
+bench: postgres build ## Measure the message path beside pgbench and River, interleaved, as ratios of one run
+	@$(GO) run ./internal/loadtest/pathbench $(ARGS)
+
+.PHONY: microbench
+microbench: postgres ## Go benchmarks with allocations (PKG=./internal/ratelimit/... BENCH=Allow)
+	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)
+
+.PHONY: fuzz
+fuzz: ## Run each fuzz target for FUZZTIME
+	@scripts/fuzz $(FUZZTIME)
+
+.PHONY: lint
+lint: $(TOOLS)/golangci-lint ## gofmt, vet, golangci-lint with the package arrows
+	@$(TOOLS)/golangci-lint run
+
+$(TOOLS)/golangci-lint: tools/go.mod tools/go.sum
+	@mkdir -p $(TOOLS)
+	@$(GO) build -C tools -o $(abspath $(TOOLS))/ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	@touch $@
+
+.PHONY: golden
+golden: postgres ## Rewrite the golden files; review the difference before you commit it
+	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test ./internal/http ./cmd/server -update
+
+.PHONY: ci
+ci: lint test ## What continuous integration runs
+
+.PHONY: clean
+clean: ## Remove build products (.dev, the development database, stays)
+	@rm -rf bin cover.out
