@@ -1,0 +1,79 @@
+package http
+
+import (
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// clientIP is the address that sent the request, as far as it can be known: the TCP peer, or, if that is a trusted proxy,
+// the nearest hop of X-Forwarded-For that is not one. Hops are read from the right, since only those were written by
+// proxies that are trusted; a malformed one stops at the last trusted hop; if all are trusted the left-most is the
+// client. Ports, brackets and blanks are dropped, IPv4-mapped IPv6 is IPv4, zones are dropped.
+//
+// ignored tells that a forwarding header came from a peer that is not trusted and was therefore not read: behind a
+// proxy that was not declared everybody has the proxy's address.
+func clientIP(r *http.Request, trusted []netip.Prefix) (ip netip.Addr, ignored bool) {
+	peer, ok := parseHop(r.RemoteAddr)
+	if !ok {
+		return netip.IPv6Unspecified(), false // no TCP peer: a test, or a socket of another kind
+	}
+	if !isTrusted(peer, trusted) {
+		return peer, hasForwarding(r.Header)
+	}
+	ip = peer
+	for _, line := range slices.Backward(r.Header["X-Forwarded-For"]) {
+		for line != "" {
+			var hop string
+			if i := strings.LastIndexByte(line, ','); i >= 0 {
+				line, hop = line[:i], line[i+1:]
+			} else {
+				line, hop = "", line
+			}
+			if strings.TrimSpace(hop) == "" {
+				continue
+			}
+			addr, ok := parseHop(hop)
+			if !ok {
+				return ip, false
+			}
+			ip = addr
+			if !isTrusted(addr, trusted) {
+				return ip, false
+			}
+		}
+	}
+	return ip, false
+}
+
+// parseHop reads an address as X-Forwarded-For and net/http write it: with or without a port, IPv6 with or without
+// brackets.
+func parseHop(text string) (netip.Addr, bool) {
+	text = strings.TrimSpace(text)
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		if with, e := netip.ParseAddrPort(text); e == nil {
+			addr, err = with.Addr(), nil
+		} else if bare, found := strings.CutPrefix(text, "["); found && strings.HasSuffix(bare, "]") {
+			addr, err = netip.ParseAddr(bare[:len(bare)-1])
+		}
+	}
+	if err != nil {
+		return netip.Addr{}, false
+	}
+	return addr.Unmap().WithZone(""), true
+}
+
+func isTrusted(a netip.Addr, trusted []netip.Prefix) bool {
+	for _, p := range trusted {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+func hasForwarding(h http.Header) bool {
+	return len(h["X-Forwarded-For"]) > 0 || len(h["Forwarded"]) > 0 || len(h["X-Real-Ip"]) > 0
+}

@@ -1,0 +1,182 @@
+package http
+
+import (
+	"cmp"
+	"net/http"
+	"slices"
+)
+
+// code names a kind of problem: stable, for programs. Its text for people is in the catalogue.
+type code string
+
+// problemKind is an entry of the catalogue, served at /problems/{code}.
+type problemKind struct {
+	Code   code
+	Status int // of most occurrences; an occurrence may say another one
+	Title  string
+	// Meaning says what happened, Remedy what the caller should do. Both are for people.
+	Meaning, Remedy string
+}
+
+// Codes of the catalogue.
+const (
+	codeMalformedID        code = "malformed_id"
+	codeMalformedBody      code = "malformed_body"
+	codeInvalidParameter   code = "invalid_parameter"
+	codeInvalidCursor      code = "invalid_cursor"
+	codeInvalidWatermark   code = "invalid_watermark"
+	codeInvalidIdempotency code = "invalid_idempotency_key"
+	codeSecretRequired     code = "channel_secret_required"
+	codeInboundRefused     code = "inbound_not_accepted"
+	codeMissingCredential  code = "missing_credential"
+	codeInvalidCredential  code = "invalid_credential"
+	codeCredentialExpired  code = "credential_expired"
+	codeCredentialRevoked  code = "credential_revoked"
+	codeInvalidSignature   code = "invalid_signature"
+	codeInsufficientScope  code = "insufficient_scope"
+	codeTenantSuspended    code = "tenant_suspended"
+	codeChannelInactive    code = "channel_inactive"
+	codeSenderMismatch     code = "sender_mismatch"
+	codeConversationBound  code = "conversation_mismatch"
+	codeVerificationFailed code = "verification_failed"
+	codeNotFound           code = "not_found"
+	codeMethodNotAllowed   code = "method_not_allowed"
+	codeNotAcceptable      code = "not_acceptable"
+	codeRequestTimeout     code = "request_timeout"
+	codeConversationClosed code = "conversation_closed"
+	codeConflict           code = "conflict"
+	codeInProgress         code = "request_in_progress"
+	codeBodyTooLarge       code = "body_too_large"
+	codeUnsupportedMedia   code = "unsupported_media_type"
+	codeValidationFailed   code = "validation_failed"
+	codeKeyReused          code = "idempotency_key_reused"
+	codeRateLimited        code = "rate_limited"
+	codeInternal           code = "internal_error"
+	codeUnavailable        code = "unavailable"
+	codeOverloaded         code = "overloaded"
+)
+
+// catalogue is the one list of problems. A code that is not in it can't be sent.
+var catalogue = []problemKind{
+	{codeMalformedID, http.StatusBadRequest, "Malformed identifier",
+		"An identifier in the address is not a UUID.",
+		"Send the identifier as the API gave it: 36 characters with hyphens."},
+	{codeMalformedBody, http.StatusBadRequest, "Malformed body",
+		"The body is not the JSON object that was expected: a syntax error, text that is not UTF-8, a NUL character, " +
+			"a member given twice, something behind the end, or more than 32 levels of nesting.",
+		"Correct the body; the detail names the first fault. The same request will not succeed later."},
+	{codeInvalidParameter, http.StatusBadRequest, "Invalid parameter",
+		"A parameter of the query or a header has a value that is not understood.",
+		"Correct the parameter that the detail names."},
+	{codeInvalidCursor, http.StatusBadRequest, "Invalid cursor",
+		"The cursor was altered, was made for another list or filter, or is too old.",
+		"Start again without a cursor, and send each one unchanged with the filter of its first request."},
+	{codeInvalidWatermark, http.StatusBadRequest, "Invalid watermark",
+		"The watermark is not one that this API gave out.",
+		"Send the last watermark unchanged, or none to read from the beginning."},
+	{codeInvalidIdempotency, http.StatusBadRequest, "Invalid idempotency key",
+		"The idempotency key is empty, longer than 255 bytes, has characters outside printable ASCII, or two different ones were sent.",
+		"Send one key, in Idempotency-Key or in X-Idempotency-Key."},
+	{codeSecretRequired, http.StatusBadRequest, "Channel secret required",
+		"Tokens are generated with the channel's secret; a token was sent.",
+		"Send the channel's secret from your server, or use /tokens/refresh with the token."},
+	{codeInboundRefused, http.StatusBadRequest, "Channel does not accept this",
+		"The channel's mode or type does not take what was posted to it.",
+		"Post to a channel that receives, or change the channel's mode."},
+	{codeMissingCredential, http.StatusUnauthorized, "Credential missing",
+		"The request has no credential of the kind that this address needs.",
+		"Send X-Api-Key, or Authorization: Bearer, as the documentation of the address says."},
+	{codeInvalidCredential, http.StatusUnauthorized, "Credential not accepted",
+		"The key, secret or token is unknown or malformed.",
+		"Check that it was copied whole and belongs to this installation."},
+	{codeCredentialExpired, http.StatusUnauthorized, "Credential expired",
+		"The key or token was right, but its time is over.",
+		"Get a new one: refresh tokens before they end, create a new key."},
+	{codeCredentialRevoked, http.StatusUnauthorized, "Credential revoked",
+		"The key or token was revoked, or what it belongs to was deleted.",
+		"Use its successor, or ask whoever manages your keys."},
+	{codeInvalidSignature, http.StatusUnauthorized, "Signature not accepted",
+		"The webhook is not signed, or its signature does not match the exact bytes of the body, or its time is too far off.",
+		"Sign the bytes that you send with the channel's current secret, and check your clock."},
+	{codeInsufficientScope, http.StatusForbidden, "Scope missing",
+		"The credential is good but was not given the scope that this request needs.",
+		"Use a credential with the scope that the detail names."},
+	{codeTenantSuspended, http.StatusForbidden, "Tenant suspended",
+		"The operator has suspended the tenant. Nothing is accepted for it.",
+		"Talk to the operator. Requests succeed again once the tenant is active."},
+	{codeChannelInactive, http.StatusForbidden, "Channel inactive",
+		"The channel is switched off.",
+		"Activate the channel."},
+	{codeSenderMismatch, http.StatusForbidden, "Not your user",
+		"A client token speaks as its own user only, and from.id names another one.",
+		"Leave from.id out, or send the user for whom the token was made."},
+	{codeConversationBound, http.StatusForbidden, "Token of another conversation",
+		"The token is bound to one conversation, and the address names another.",
+		"Use the token that was given out with this conversation."},
+	{codeVerificationFailed, http.StatusForbidden, "Verification failed",
+		"The verify token of the handshake is not the channel's.",
+		"Enter the channel's verify token at the provider."},
+	{codeNotFound, http.StatusNotFound, "Not found",
+		"There is nothing at this address that your credential may see.",
+		"Check the address and the identifiers in it."},
+	{codeMethodNotAllowed, http.StatusMethodNotAllowed, "Method not allowed",
+		"The address exists, but not for this method.",
+		"Use one of the methods in the Allow header."},
+	{codeNotAcceptable, http.StatusNotAcceptable, "Not acceptable",
+		"The Accept header excludes JSON, and this API answers in nothing else.",
+		"Send Accept: application/json, or no Accept header."},
+	{codeRequestTimeout, http.StatusRequestTimeout, "Body too slow",
+		"The body did not arrive in time.",
+		"Send it again over a better connection."},
+	{codeConversationClosed, http.StatusConflict, "Conversation closed",
+		"The conversation is closed and takes no more activities.",
+		"Reopen it, or open a new one."},
+	{codeConflict, http.StatusConflict, "Conflict",
+		"The request does not fit the state of what it addresses, such as a name that is taken.",
+		"Read the current state, then decide; the detail names the conflict."},
+	{codeInProgress, http.StatusConflict, "Still in progress",
+		"Another request holds what this one needs, such as the same idempotency key, and did not finish in time.",
+		"Send the same request again, with the same key, after the time in Retry-After."},
+	{codeBodyTooLarge, http.StatusRequestEntityTooLarge, "Body too large",
+		"The body is longer than this address takes.",
+		"Send less; the detail names the limit."},
+	{codeUnsupportedMedia, http.StatusUnsupportedMediaType, "Unsupported media type",
+		"The body's Content-Type or Content-Encoding is not one that this address takes.",
+		"Send Content-Type: application/json, not compressed."},
+	{codeValidationFailed, http.StatusUnprocessableEntity, "Invalid fields",
+		"The body was understood, but some of its members have values that can't be taken.",
+		"Correct the members listed in errors."},
+	{codeKeyReused, http.StatusUnprocessableEntity, "Idempotency key reused",
+		"The idempotency key was used before with other content. Nothing was done.",
+		"Use a new key for a new message, and the old key only to repeat the same one."},
+	{codeRateLimited, http.StatusTooManyRequests, "Too many requests",
+		"A limit was exceeded: bucket, limit and scale_ms say which, retry_after_ms how long to wait.",
+		"Wait as long as Retry-After says. A refused request is not counted and does not lengthen the wait."},
+	{codeInternal, http.StatusInternalServerError, "Internal error",
+		"The server met something that it was not made for. It has been logged under the request id.",
+		"Try again later; if it happens again, give the operator the request id."},
+	{codeUnavailable, http.StatusServiceUnavailable, "Unavailable",
+		"The server can't reach its database for the moment. Nothing was stored.",
+		"Send the same request again after the time in Retry-After, with the same idempotency key."},
+	{codeOverloaded, http.StatusServiceUnavailable, "Overloaded",
+		"The server sheds load for its own sake; it is not you who sent too much. Nothing was stored.",
+		"Send the same request again after the time in Retry-After, and slow down while it answers so."},
+}
+
+// kinds finds the catalogue's entries by code.
+var kinds = func() map[code]problemKind {
+	byCode := make(map[code]problemKind, len(catalogue))
+	for _, k := range catalogue {
+		byCode[k.Code] = k
+	}
+	return byCode
+}()
+
+// sortedCatalogue is the catalogue as its page lists it: by status, then code.
+func sortedCatalogue() []problemKind {
+	list := slices.Clone(catalogue)
+	slices.SortFunc(list, func(a, b problemKind) int {
+		return cmp.Or(cmp.Compare(a.Status, b.Status), cmp.Compare(a.Code, b.Code))
+	})
+	return list
+}
