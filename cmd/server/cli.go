@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/alecthomas/kong"
+)
+
+// errUsage is returned for a command line that could not be read; what was wrong is printed already.
+var errUsage = errors.New("usage")
+
+// env is what a command may touch of the world.
+type env struct {
+	ctx            context.Context
+	getenv         func(string) string
+	stdout, stderr io.Writer
+}
+
+// cli is the grammar of the command line. Each command's Run method stands in the file of its subject.
+type cli struct {
+	Dev      devCmd      `cmd:"" help:"Run a hub on a private database with a demo tenant, for trying out and for development."`
+	Serve    serveCmd    `cmd:"" help:"Run the hub, configured by environment variables (see config doc)."`
+	Migrate  migrateCmd  `cmd:"" help:"Bring the database to this version's schema, or show where it stands."`
+	Config   configCmd   `cmd:"" help:"Check the configuration, or explain every variable."`
+	Operator operatorCmd `cmd:"" help:"Make and revoke the tokens of operators, straight in the database."`
+	Inbound  inboundCmd  `cmd:"" help:"Look at received webhooks, and process one again (through the management API)."`
+	Simulate simulateCmd `cmd:"" help:"Play a provider or a receiver, to try a hub without one."`
+	Version  versionCmd  `cmd:"" help:"Print the version."`
+}
+
+// run is the whole program but for the process around it: the tests start it the same way.
+func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) error {
+	exited := false
+	parser, err := kong.New(&cli{},
+		kong.Name("server"),
+		kong.Description("Converger: a self-hosted, multi-tenant messaging hub."),
+		kong.UsageOnError(),
+		kong.Writers(stdout, stderr),
+		kong.Exit(func(int) { exited = true }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
+	)
+	if err != nil {
+		return err
+	}
+	if len(args) == 0 {
+		args = []string{"--help"}
+	}
+	kctx, err := parser.Parse(args)
+	if exited { // --help
+		return nil
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "server: %v\nTry: server --help\n", err)
+		return errUsage
+	}
+	return kctx.Run(&env{ctx: ctx, getenv: getenv, stdout: stdout, stderr: stderr})
+}
+
+type versionCmd struct{}
+
+func (versionCmd) Run(e *env) error {
+	fmt.Fprintln(e.stdout, "converger", version)
+	return nil
+}
+
+type configCmd struct {
+	Check configCheckCmd `cmd:"" help:"Read the environment and print every problem at once."`
+	Doc   configDocCmd   `cmd:"" help:"Print the table of all variables (Markdown)."`
+}
+
+type configCheckCmd struct{}
+
+func (configCheckCmd) Run(e *env) error {
+	if _, err := LoadConfig(e.getenv); err != nil {
+		return err
+	}
+	fmt.Fprintln(e.stdout, "The configuration is complete and valid.")
+	return nil
+}
+
+type configDocCmd struct{}
+
+func (configDocCmd) Run(e *env) error {
+	WriteConfigDoc(e.stdout)
+	return nil
+}

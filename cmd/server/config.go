@@ -1,0 +1,436 @@
+package main
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"converger/internal/ratelimit"
+	"converger/internal/secrets"
+)
+
+// Config is everything that the environment decides. It is read once at start; [settings] names, explains and checks
+// each field, and is what `config check` and `config doc` print.
+type Config struct {
+	DatabaseURL secrets.Text
+	PoolSize    int
+
+	Listen    string
+	PublicURL string
+
+	SecretKeyBase         secrets.Text
+	PreviousSecretKeyBase secrets.Text
+	EncryptionKey         secrets.Text
+	RetiredKeys           []secrets.Text
+
+	TrustedProxies    []netip.Prefix
+	CORSOrigins       []string
+	MetricsToken      secrets.Text
+	MetricsAllowedIPs []netip.Prefix
+
+	RateLimitEnabled bool
+	RateLimitBackend string
+	RateLimits       *ratelimit.Operator
+	RateLimitMaxKeys int
+
+	DirectoryTTL time.Duration
+
+	WebhookAllowPrivateTargets bool
+	WebhookAllowedTargets      []string
+
+	APIMaxBytes     int
+	InboundMaxBytes int
+
+	Workers int
+
+	LogLevel  slog.Level
+	LogFormat string
+
+	DrainDelay      time.Duration
+	ShutdownTimeout time.Duration
+}
+
+// setting is one environment variable. Secrets have a twin NAME_FILE that names a file with the value.
+type setting struct {
+	name     string
+	def      string // the default as it would be written; "" is none
+	required bool
+	secret   bool
+	doc      string
+	set      func(c *Config, value string) error
+}
+
+// value reads the variable, or for a secret the file that its twin names; "" when neither is set.
+func (s setting) value(getenv func(string) string) (string, error) {
+	value := strings.TrimSpace(getenv(s.name))
+	if !s.secret {
+		return value, nil
+	}
+	file := getenv(s.name + "_FILE")
+	switch {
+	case file == "":
+		return value, nil
+	case value != "":
+		return "", fmt.Errorf("is set, and so is %s_FILE: set one of them", s.name)
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("%s_FILE: %w", s.name, err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// The published or trivial secrets that people paste from examples.
+var knownSecrets = []string{"changeme", "secret", "password", "converger", "example", "development", "insecure"}
+
+const minSecretBytes = 64
+
+var settings = []setting{
+	{name: "DATABASE_URL", required: true, secret: true,
+		doc: "Postgres (15 or newer), as `postgres://user:password@host/database`.",
+		set: func(c *Config, v string) error {
+			c.DatabaseURL = secrets.Text(v)
+			return nil
+		}},
+	{name: "POOL_SIZE", def: "20", doc: "Most database connections of this node, jobs included.",
+		set: intBetween(func(c *Config) *int { return &c.PoolSize }, 4, 1000)},
+
+	{name: "LISTEN", def: ":4000", doc: "Address and port to serve on.",
+		set: func(c *Config, v string) error {
+			if !strings.Contains(v, ":") {
+				return fmt.Errorf("needs a port, such as :4000 or 127.0.0.1:4000")
+			}
+			c.Listen = v
+			return nil
+		}},
+	{name: "PUBLIC_URL", required: true, doc: "Where clients reach this hub, such as `https://hub.example.com`. Links in answers begin with it.",
+		set: func(c *Config, v string) error {
+			u, err := url.Parse(v)
+			if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
+				return errors.New("must be an http or https URL with a host and nothing after the path")
+			}
+			c.PublicURL = strings.TrimRight(v, "/")
+			return nil
+		}},
+
+	{name: "SECRET_KEY_BASE", required: true, secret: true,
+		doc: "At least 64 random bytes of text (`openssl rand -base64 64`). Client tokens, cursors and limiter keys derive from it; the same on every node.",
+		set: func(c *Config, v string) error {
+			c.SecretKeyBase = secrets.Text(v)
+			return strongSecret(v)
+		}},
+	{name: "SECRET_KEY_BASE_PREVIOUS", secret: true,
+		doc: "The value before the last change: client tokens signed with it stay valid until they expire.",
+		set: func(c *Config, v string) error {
+			c.PreviousSecretKeyBase = secrets.Text(v)
+			return strongSecret(v)
+		}},
+	{name: "CLOAK_KEY", required: true, secret: true,
+		doc: "32 random bytes in base64 (`openssl rand -base64 32`): encrypts channel secrets and settings at rest.",
+		set: func(c *Config, v string) error {
+			c.EncryptionKey = secrets.Text(v)
+			_, err := decodeKey(v)
+			return err
+		}},
+	{name: "CLOAK_RETIRED_KEYS", secret: true,
+		doc: "Earlier values of CLOAK_KEY, separated by commas: still read, no longer written.",
+		set: func(c *Config, v string) error {
+			for _, k := range list(v) {
+				if _, err := decodeKey(k); err != nil {
+					return err
+				}
+				c.RetiredKeys = append(c.RetiredKeys, secrets.Text(k))
+			}
+			return nil
+		}},
+
+	{name: "TRUSTED_PROXIES", doc: "Addresses or ranges of the proxies in front, separated by commas. Only they may name the client in X-Forwarded-For.",
+		set: func(c *Config, v string) (err error) {
+			c.TrustedProxies, err = prefixes(v)
+			return err
+		}},
+	{name: "CORS_ORIGINS", def: "http://127.0.0.1:5500,http://localhost:5500",
+		doc: "Origins whose pages may call the client API, separated by commas, or `*`.",
+		set: func(c *Config, v string) error {
+			c.CORSOrigins = list(v)
+			for _, o := range c.CORSOrigins {
+				if u, err := url.Parse(o); o != "*" && (err != nil || u.Host == "" || strings.TrimRight(o, "/") != u.Scheme+"://"+u.Host) {
+					return fmt.Errorf("%q is no origin: write scheme and host, such as https://app.example.com, or *", o)
+				}
+			}
+			return nil
+		}},
+	{name: "METRICS_TOKEN", secret: true, doc: "Bearer token for `/metrics`. Without it and METRICS_ALLOWED_IPS, `/metrics` is not there.",
+		set: func(c *Config, v string) error {
+			c.MetricsToken = secrets.Text(v)
+			if len(v) < 16 {
+				return errors.New("must have at least 16 characters")
+			}
+			return nil
+		}},
+	{name: "METRICS_ALLOWED_IPS", doc: "Addresses or ranges that may read `/metrics` without a token.",
+		set: func(c *Config, v string) (err error) {
+			c.MetricsAllowedIPs, err = prefixes(v)
+			return err
+		}},
+
+	{name: "RATE_LIMIT_ENABLED", def: "true", doc: "`false` switches every limit off but those that guard logins.",
+		set: boolean(func(c *Config) *bool { return &c.RateLimitEnabled })},
+	{name: "RATE_LIMIT_BACKEND", def: "local", doc: "`local`: counted in this node's memory, exact on one node.",
+		set: func(c *Config, v string) error {
+			if v != "local" {
+				return fmt.Errorf("unknown backend %q: this version has local", v)
+			}
+			c.RateLimitBackend = v
+			return nil
+		}},
+	{name: "RATE_LIMITS", def: "{}",
+		doc: "Limits in place of the built-in ones, as JSON: `{\"inbound\":{\"limit\":2000,\"scale_ms\":1000},\"api_read\":\"off\",\"management\":{\"limit\":50,\"scale_ms\":1000,\"mode\":\"count\"}}`.",
+		set: setRateLimits},
+	{name: "RATE_LIMITS_FILE", doc: "A file with that JSON, in place of RATE_LIMITS.",
+		set: func(c *Config, v string) error {
+			b, err := os.ReadFile(v)
+			if err != nil {
+				return err
+			}
+			return setRateLimits(c, string(b))
+		}},
+	{name: "RATE_LIMIT_MAX_KEYS", def: "1000000", doc: "Subjects whose budgets this node keeps apart, about 64 bytes each; beyond that newcomers share budgets.",
+		set: intBetween(func(c *Config) *int { return &c.RateLimitMaxKeys }, 1000, 1<<30)},
+	{name: "DIRECTORY_TTL_MS", def: "30000", doc: "How old this node's copy of tenants, keys and channels may be before it calls itself degraded.",
+		set: duration(func(c *Config) *time.Duration { return &c.DirectoryTTL }, time.Second, time.Hour)},
+
+	{name: "WEBHOOK_ALLOW_PRIVATE_TARGETS", def: "false", doc: "Deliver to loopback and private addresses too. For development.",
+		set: boolean(func(c *Config) *bool { return &c.WebhookAllowPrivateTargets })},
+	{name: "WEBHOOK_ALLOWED_TARGETS", doc: "Private targets that are allowed all the same: hosts, `*.suffix`, addresses or ranges, separated by commas.",
+		set: func(c *Config, v string) error {
+			c.WebhookAllowedTargets = list(v)
+			return nil
+		}},
+
+	{name: "API_MAX_BYTES", def: "1048576", doc: "Largest request body of the REST APIs, in bytes.",
+		set: intBetween(func(c *Config) *int { return &c.APIMaxBytes }, 1<<16, 1<<26)},
+	{name: "INBOUND_MAX_BYTES", def: "3145728", doc: "Largest webhook body that a provider may post, in bytes (WhatsApp sends up to 3 MiB).",
+		set: intBetween(func(c *Config) *int { return &c.InboundMaxBytes }, 1<<16, 1<<26)},
+
+	{name: "WORKERS", def: "500", doc: "Deliveries that this node attempts at the same time.",
+		set: intBetween(func(c *Config) *int { return &c.Workers }, 1, 10000)},
+
+	{name: "LOG_LEVEL", def: "info", doc: "`debug`, `info`, `warn` or `error`.",
+		set: func(c *Config, v string) error { return c.LogLevel.UnmarshalText([]byte(v)) }},
+	{name: "LOG_FORMAT", def: "json", doc: "`json` or `text`.",
+		set: func(c *Config, v string) error {
+			if v != "json" && v != "text" {
+				return errors.New("must be json or text")
+			}
+			c.LogFormat = v
+			return nil
+		}},
+
+	{name: "DRAIN_DELAY_MS", def: "5000", doc: "After the stop signal: how long to answer `not ready` before the listener closes, so that the balancer looks away first.",
+		set: duration(func(c *Config) *time.Duration { return &c.DrainDelay }, 0, 5*time.Minute)},
+	{name: "SHUTDOWN_TIMEOUT_MS", def: "30000", doc: "How long each step of the stop may take before it is cut short.",
+		set: duration(func(c *Config) *time.Duration { return &c.ShutdownTimeout }, time.Second, 10*time.Minute)},
+}
+
+// Problem is one thing that is wrong with the configuration.
+type Problem struct{ Name, Text string }
+
+// Problems is the error of a configuration that can't be used: all that is wrong with it, not only the first.
+type Problems []Problem
+
+func (p Problems) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "the configuration has %d problem(s):", len(p))
+	for _, x := range p {
+		fmt.Fprintf(&b, "\n  %s: %s", x.Name, x.Text)
+	}
+	b.WriteString("\n`server config doc` explains every variable.")
+	return b.String()
+}
+
+// LoadConfig reads the environment. Its error is of type [Problems]; the Config is then unusable.
+func LoadConfig(getenv func(string) string) (Config, error) {
+	var c Config
+	var problems Problems
+	add := func(name, format string, args ...any) {
+		problems = append(problems, Problem{name, fmt.Sprintf(format, args...)})
+	}
+	for _, s := range settings {
+		value, err := s.value(getenv)
+		if err != nil {
+			add(s.name, "%v", err)
+			continue
+		}
+		switch {
+		case value == "" && s.required:
+			add(s.name, "is missing. %s", s.doc)
+			continue
+		case value == "" && s.def == "":
+			continue
+		case value == "":
+			value = s.def
+		}
+		if err := s.set(&c, value); err != nil {
+			add(s.name, "%v", err)
+		}
+	}
+	if getenv("RATE_LIMITS") != "" && getenv("RATE_LIMITS_FILE") != "" {
+		add("RATE_LIMITS", "is set, and so is RATE_LIMITS_FILE: set one of them")
+	}
+	if c.SecretKeyBase != "" && c.SecretKeyBase == c.PreviousSecretKeyBase {
+		add("SECRET_KEY_BASE_PREVIOUS", "is the same as SECRET_KEY_BASE")
+	}
+	if len(problems) > 0 {
+		return Config{}, problems
+	}
+	return c, nil
+}
+
+// WriteConfigDoc prints the table of the README.
+func WriteConfigDoc(w io.Writer) {
+	fmt.Fprintln(w, "| Variable | Default | Meaning |")
+	fmt.Fprintln(w, "| --- | --- | --- |")
+	for _, s := range settings {
+		def := "–"
+		if s.def != "" {
+			def = "`" + s.def + "`"
+		}
+		if s.required {
+			def = "required"
+		}
+		doc := s.doc
+		if s.secret {
+			doc += " Or `" + s.name + "_FILE`."
+		}
+		fmt.Fprintf(w, "| `%s` | %s | %s |\n", s.name, def, strings.ReplaceAll(doc, "|", "\\|"))
+	}
+}
+
+func setRateLimits(c *Config, v string) (err error) {
+	c.RateLimits, err = ratelimit.ParseOperator([]byte(v))
+	return err
+}
+
+// strongSecret refuses what somebody could guess: too short, too even, or known from examples.
+func strongSecret(v string) error {
+	if len(v) < minSecretBytes {
+		return fmt.Errorf("has %d bytes and needs at least %d; make one with: openssl rand -base64 64", len(v), minSecretBytes)
+	}
+	lower := strings.ToLower(v)
+	for _, k := range knownSecrets {
+		if strings.Count(lower, k)*len(k) > len(v)/4 {
+			return fmt.Errorf("is made of the well-known word %q; make one with: openssl rand -base64 64", k)
+		}
+	}
+	if entropyBits(v) < 200 {
+		return errors.New("is too regular to be random; make one with: openssl rand -base64 64")
+	}
+	return nil
+}
+
+// entropyBits is the Shannon entropy of the bytes of v, in bits, over its whole length.
+func entropyBits(v string) float64 {
+	var count [256]int
+	for i := range len(v) {
+		count[v[i]]++
+	}
+	bits, n := 0.0, float64(len(v))
+	for _, k := range count {
+		if k > 0 {
+			bits -= float64(k) * math.Log2(float64(k)/n)
+		}
+	}
+	return bits
+}
+
+func decodeKey(v string) ([]byte, error) {
+	b, err := base64.StdEncoding.DecodeString(v)
+	if err != nil {
+		b, err = base64.RawURLEncoding.DecodeString(strings.TrimRight(v, "="))
+	}
+	switch {
+	case err != nil:
+		return nil, errors.New("is not base64; make one with: openssl rand -base64 32")
+	case len(b) != 32:
+		return nil, fmt.Errorf("has %d bytes and needs 32; make one with: openssl rand -base64 32", len(b))
+	case len(slices.Compact(slices.Clone(b))) < 16:
+		return nil, errors.New("is too regular to be random; make one with: openssl rand -base64 32")
+	}
+	return b, nil
+}
+
+// list splits at commas and drops what is empty.
+func list(v string) []string {
+	var out []string
+	for part := range strings.SplitSeq(v, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			out = append(out, part)
+		}
+	}
+	return out
+}
+
+func prefixes(v string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, s := range list(v) {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			a, aerr := netip.ParseAddr(s)
+			if aerr != nil {
+				return nil, fmt.Errorf("%q is neither an address nor a range such as 10.0.0.0/8", s)
+			}
+			p = netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen())
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}
+
+func intBetween(field func(*Config) *int, low, high int) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < low || n > high {
+			return fmt.Errorf("must be a whole number from %d to %d, not %q", low, high, v)
+		}
+		*field(c) = n
+		return nil
+	}
+}
+
+func boolean(field func(*Config) *bool) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		b, err := strconv.ParseBool(v)
+		if err != nil {
+			return fmt.Errorf("must be true or false, not %q", v)
+		}
+		*field(c) = b
+		return nil
+	}
+}
+
+// duration reads whole milliseconds.
+func duration(field func(*Config) *time.Duration, low, high time.Duration) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		n, err := strconv.ParseInt(v, 10, 64)
+		d := time.Duration(n) * time.Millisecond
+		if err != nil || n > high.Milliseconds() || d < low {
+			return fmt.Errorf("must be milliseconds from %d to %d, not %q", low.Milliseconds(), high.Milliseconds(), v)
+		}
+		*field(c) = d
+		return nil
+	}
+}
+
+var _ json.Marshaler = secrets.Text("") // a Config that is logged or marshalled shows no secret
