@@ -1,0 +1,55 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+)
+
+// errNotLoopback refuses an address outside this machine. The flag is the
+// command's name for Yes in the options.
+var errNotLoopback = errors.New("not a loopback address; pass --yes if that is what you want")
+
+type lookupFunc func(ctx context.Context, network, host string) ([]netip.Addr, error)
+
+// requireLoopback resolves host, a name or an address, and returns an error
+// unless every address is loopback. One of several is not enough, because the
+// connection might be made to any of them.
+func requireLoopback(ctx context.Context, lookup lookupFunc, host string) error {
+	if host == "" { // to a listener, every interface
+		return fmt.Errorf("every interface of this machine: %w", errNotLoopback)
+	}
+	addrs, err := lookup(ctx, "ip", host)
+	if err != nil {
+		return fmt.Errorf("resolve the host: %w", err)
+	}
+	if len(addrs) == 0 {
+		return fmt.Errorf("resolve the host: %q has no address", host)
+	}
+	for _, addr := range addrs {
+		if !addr.Unmap().IsLoopback() {
+			return fmt.Errorf("%q is %s: %w", host, addr, errNotLoopback)
+		}
+	}
+	return nil
+}
+
+// loopbackOnly is a net.Dialer.Control that sees the address actually dialled,
+// whatever the name resolves to by then.
+func loopbackOnly(_, address string, _ syscall.RawConn) error {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		return err
+	}
+	if !addr.Unmap().IsLoopback() {
+		return fmt.Errorf("%s: %w", addr, errNotLoopback)
+	}
+	return nil
+}
