@@ -21,11 +21,11 @@ const (
 // Field is one thing wrong with an input.
 type Field struct {
 	// Pointer is the RFC 6901 JSON pointer of the member ("/limits/activity_create/limit"), "" for the whole document.
-	Pointer string
+	Pointer string `json:"pointer"`
 	// Code is one of the constants above.
-	Code string
+	Code string `json:"code"`
 	// Detail says what is wrong and what would be right, in a sentence for people. It never repeats a secret.
-	Detail string
+	Detail string `json:"detail"`
 }
 
 // Invalid is the error of an input that is refused; it lists everything found wrong. Nothing was changed.
