@@ -30,7 +30,7 @@ func requireLoopback(ctx context.Context, lookup lookupFunc, host string) error 
 		return fmt.Errorf("resolve the host: %q has no address", host)
 	}
 	for _, addr := range addrs {
-		if !addr.Unmap().IsLoopback() {
+		if !addr.IsLoopback() {
 			return fmt.Errorf("%q is %s: %w", host, addr, errNotLoopback)
 		}
 	}
@@ -48,7 +48,7 @@ func loopbackOnly(_, address string, _ syscall.RawConn) error {
 	if err != nil {
 		return err
 	}
-	if !addr.Unmap().IsLoopback() {
+	if !addr.IsLoopback() {
 		return fmt.Errorf("%s: %w", addr, errNotLoopback)
 	}
 	return nil

@@ -315,12 +315,12 @@ func (r *receiver) choose(try int) Behaviour {
 	return b
 }
 
-// answer does what b says. It returns early when the client leaves or the
-// receiver stops.
+// answer does what b says. When the client leaves or the receiver stops before
+// the end, it aborts, so that an incomplete answer never looks complete.
 func (r *receiver) answer(w http.ResponseWriter, req *http.Request, b Behaviour) {
 	ctx := req.Context()
 	if b.Delay > 0 && !pause(ctx, b.Delay) {
-		panic(http.ErrAbortHandler) // no answer; net/http closes the connection
+		panic(http.ErrAbortHandler) // net/http closes the connection
 	}
 	if b.Hang {
 		<-ctx.Done()
@@ -341,17 +341,17 @@ func (r *receiver) answer(w http.ResponseWriter, req *http.Request, b Behaviour)
 	case b.SlowBody > 0:
 		for n := int64(0); b.HugeBody == 0 || n < b.HugeBody; n++ {
 			if _, err := w.Write([]byte{'.'}); err != nil {
-				return
+				panic(http.ErrAbortHandler)
 			}
 			if err := http.NewResponseController(w).Flush(); err != nil || !pause(ctx, b.SlowBody) {
-				return
+				panic(http.ErrAbortHandler)
 			}
 		}
 	case b.HugeBody > 0:
 		chunk := []byte(strings.Repeat(".", 32<<10))
-		for left := b.HugeBody; left > 0 && ctx.Err() == nil; left -= int64(len(chunk)) {
-			if _, err := w.Write(chunk[:min(left, int64(len(chunk)))]); err != nil {
-				return
+		for left := b.HugeBody; left > 0; left -= int64(len(chunk)) {
+			if _, err := w.Write(chunk[:min(left, int64(len(chunk)))]); err != nil || ctx.Err() != nil {
+				panic(http.ErrAbortHandler)
 			}
 		}
 	}

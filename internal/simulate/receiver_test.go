@@ -240,9 +240,12 @@ func TestReceiverStopsWhileItMisbehaves(t *testing.T) {
 				t.Fatalf("answered before the stop: %v", err)
 			default:
 			}
+			begin := time.Now()
 			e.stop()
-			err := <-answered
-			if err == nil && name != "slow" { // which has sent its status and may end well
+			if took := time.Since(begin); took >= stopGrace {
+				t.Errorf("stopped after %s: the connection was waited for", took)
+			}
+			if err := <-answered; err == nil {
 				t.Error("answered properly after all")
 			}
 			e.out.want(t, "1 deliveries")
