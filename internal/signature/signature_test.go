@@ -68,7 +68,6 @@ func TestVerifyTimestamped(t *testing.T) {
 		legacy = "aa0c85ac7a93a4d1cfd5ea83ed0fa6c5fcb4cd7a10bc1ae2a7e6d2bc0dd2ac2f"
 	)
 	at := time.Unix(1796016600, 0)
-	now := func(d time.Duration) time.Time { return at.Add(d) }
 	current := keysOf("conv-secret")
 	values := func(v ...string) []string { return v }
 	body := `{"text":"hi"}`
@@ -90,10 +89,10 @@ func TestVerifyTimestamped(t *testing.T) {
 		{"a broken signature beside a good one", values("t=1796016600,v1=zz,v1=" + good), current, at, nil},
 		{"previous secret", values("t=1796016600,v1=" + good), keysOf("new-secret", "conv-secret"), at, nil},
 		{"no previous secret", values("t=1796016600,v1=" + good), keysOf("conv-secret", ""), at, nil},
-		{"300 s old", values("t=1796016600,v1=" + good), current, now(300 * time.Second), nil},
-		{"300 s ahead", values("t=1796016600,v1=" + good), current, now(-300 * time.Second), nil},
-		{"301 s old", values("t=1796016600,v1=" + good), current, now(301 * time.Second), ErrStale},
-		{"301 s ahead", values("t=1796016600,v1=" + good), current, now(-301 * time.Second), ErrStale},
+		{"300 s old", values("t=1796016600,v1=" + good), current, at.Add(300 * time.Second), nil},
+		{"300 s ahead", values("t=1796016600,v1=" + good), current, at.Add(-300 * time.Second), nil},
+		{"301 s old", values("t=1796016600,v1=" + good), current, at.Add(301 * time.Second), ErrStale},
+		{"301 s ahead", values("t=1796016600,v1=" + good), current, at.Add(-301 * time.Second), ErrStale},
 		{"far future", values("t=1099511627775,v1=" + good), current, at, ErrStale},
 		{"changed timestamp", values("t=1796016601,v1=" + good), current, at, ErrMismatch},
 		{"wrong signature", values("t=1796016600,v1=" + bad), current, at, ErrMismatch},

@@ -192,7 +192,9 @@ func Receiver(ctx context.Context, o ReceiverOptions) error {
 		if server.Shutdown(grace) != nil {
 			_ = server.Close() // clients that do not read what they are sent
 		}
-		<-served
+		if err = <-served; errors.Is(err, http.ErrServerClosed) {
+			err = nil
+		}
 	}
 	r.summarise()
 	if err != nil {
@@ -417,6 +419,6 @@ func clock() string { return time.Now().Format("15:04:05.000") }
 func (r *receiver) summarise() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	fmt.Fprintf(r.out, "%d deliveries, %d of them repeats; signatures: %s; answers: %s\n",
+	fmt.Fprintf(r.out, "deliveries: %d, repeats: %d; signatures: %s; answers: %s\n",
 		r.total, r.repeats, counts(r.verdicts), counts(r.answers))
 }

@@ -69,7 +69,7 @@ type sender struct {
 	target string
 	client *http.Client
 	rand   *rand.Rand
-	start  time.Time // time of the first message
+	now    time.Time // for what is sent
 }
 
 // post is one body to send, as often as it is repeated.
@@ -114,7 +114,7 @@ func newSender(ctx context.Context, o SendOptions, defaultMessages int) (*sender
 		dialer.Control = loopbackOnly
 	}
 
-	s := &sender{SendOptions: o, start: seededTime}
+	s := &sender{SendOptions: o, now: seededTime}
 	s.target = base.JoinPath("api", "v1", "channels", url.PathEscape(o.ChannelID), "inbound").String()
 	s.client = &http.Client{
 		// Proxy stays nil: a proxy of the environment is another machine.
@@ -128,7 +128,7 @@ func newSender(ctx context.Context, o SendOptions, defaultMessages int) (*sender
 		var b [8]byte
 		_, _ = cryptorand.Read(b[:]) // never fails
 		s.Seed = max(binary.LittleEndian.Uint64(b[:]), 1)
-		s.start = time.Now()
+		s.now = time.Now()
 	}
 	s.rand = rand.New(rand.NewPCG(s.Seed, 0))
 	return s, nil

@@ -273,10 +273,12 @@ type meta struct {
 
 func newMeta(s *sender, o WhatsAppOptions) *meta { return &meta{sender: s, o: o} }
 
-// updates returns the messages and then the statuses, a second apart.
+// updates returns the messages and then the statuses, a second apart, the last
+// of them now.
 func (m *meta) updates() []metaUpdate {
 	var updates []metaUpdate
-	at := func() string { return strconv.FormatInt(m.start.Unix()+int64(len(updates)), 10) }
+	first := m.now.Unix() - int64(m.Messages+m.o.Statuses-1)
+	at := func() string { return strconv.FormatInt(first+int64(len(updates)), 10) }
 
 	for i := range m.Messages {
 		contact := person(i % m.o.People)
