@@ -53,6 +53,7 @@ type Field struct {
 	Type                  FieldType
 	Required              bool
 	RequiredWithSignature bool // required while the channel has require_signature
+	RequiredToSend        bool // required while the channel's mode sends; checked by the store
 	Secret                bool // shown as [Redacted]; in a map, each value
 	Label                 string
 	Help                  string

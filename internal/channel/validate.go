@@ -330,6 +330,13 @@ func (s *Store) check(ch *Channel) []fault.Field {
 		f.Pointer = "/config" + f.Pointer
 		faults = append(faults, f)
 	}
+	if members, bad := configObject(ch.Config); bad == nil && ch.Mode.Sends() {
+		for _, f := range adapter.Fields() {
+			if f.RequiredToSend && members[f.Name] == nil {
+				add("/config/"+f.Name, fault.Required, "is required while the channel's mode is outbound or duplex")
+			}
+		}
+	}
 	return faults
 }
 

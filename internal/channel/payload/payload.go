@@ -8,6 +8,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -139,6 +140,21 @@ func Cut(s string, n int) string {
 		n--
 	}
 	return s[:n]
+}
+
+// Excerpt makes the beginning of an answer fit to be stored and shown: at most n bytes of valid UTF-8 in which control
+// characters other than line ends and tabs are blanks.
+func Excerpt(answer []byte, n int) string {
+	if len(answer) > n {
+		answer = answer[:n]
+	}
+	text := strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && r != '\n' && r != '\t' {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(string(answer), "\uFFFD"))
+	return strings.TrimSpace(Cut(text, n))
 }
 
 // Pointer makes a JSON pointer (RFC 6901) of the tokens: strings and ints.
