@@ -1,0 +1,205 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"converger/internal/simulate"
+)
+
+type simulateCmd struct {
+	WhatsApp simulateWhatsAppCmd `cmd:"" name:"whatsapp" help:"Post signed WhatsApp Cloud API webhooks: by default one batch with two texts, an image and a status."`
+	Webhook  simulateWebhookCmd  `cmd:"" help:"Post signed generic webhooks."`
+	Receiver simulateReceiverCmd `cmd:"" help:"Receive deliveries: print them, verify their signatures, and misbehave on request."`
+}
+
+// demoFlags find the demo's file, so that a newcomer needs no ids and secrets.
+type demoFlags struct {
+	Dir string `help:"Folder of the development hub, whose demo.json fills in what is not given." default:".dev" type:"path"`
+}
+
+// demo is DIR/demo.json: what `server dev` made, for people, scripts and the simulators.
+type demo struct {
+	BaseURL         string             `json:"base_url"`
+	DatabaseURL     string             `json:"database_url"`
+	ManagementToken string             `json:"management_token"`
+	Tenant          demoTenant         `json:"tenant"`
+	Channels        map[string]demoHub `json:"channels"`
+}
+
+type demoTenant struct {
+	ID     string `json:"id"`
+	Name   string `json:"name"`
+	APIKey string `json:"api_key"`
+}
+
+type demoHub struct {
+	ID          string `json:"id"`
+	Secret      string `json:"secret"`
+	URL         string `json:"url,omitempty"`
+	AppSecret   string `json:"app_secret,omitempty"`
+	VerifyToken string `json:"verify_token,omitempty"`
+	PhoneID     string `json:"phone_number_id,omitempty"`
+}
+
+const demoFile = "demo.json"
+
+// read returns the zero demo when there is no file.
+func (f demoFlags) read() (demo, error) {
+	b, err := os.ReadFile(filepath.Join(f.Dir, demoFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return demo{}, nil
+	}
+	if err != nil {
+		return demo{}, err
+	}
+	var d demo
+	if err := json.Unmarshal(b, &d); err != nil {
+		return demo{}, fmt.Errorf("%s: %w", filepath.Join(f.Dir, demoFile), err)
+	}
+	return d, nil
+}
+
+// sendFlags are those of both senders.
+type sendFlags struct {
+	demoFlags
+	BaseURL      string        `help:"The hub; default is the demo's." placeholder:"http://127.0.0.1:4000"`
+	Channel      string        `help:"Channel id; default is the demo's channel of that type." placeholder:"ID"`
+	Secret       string        `help:"What the channel verifies with: the app secret, or the channel's secret; default is the demo's."`
+	Messages     int           `help:"Messages in all." default:"0" placeholder:"N"`
+	Repeat       int           `help:"Post each body this many times, the same bytes." default:"1"`
+	Shuffle      bool          `help:"Post the bodies, and what they hold, in another order."`
+	BadSignature bool          `help:"Sign with another secret; 401 is then the expected answer."`
+	Seed         uint64        `help:"Make the same bodies again; 0 makes new ones." default:"0"`
+	Timeout      time.Duration `help:"How long to wait for one answer." default:"10s"`
+	Yes          bool          `help:"Post to another machine than this one."`
+}
+
+// options fills in what the flags left open: kind is the demo's name of the channel.
+func (f sendFlags) options(e *env, kind string) (simulate.SendOptions, demoHub, error) {
+	d, err := f.read()
+	if err != nil {
+		return simulate.SendOptions{}, demoHub{}, err
+	}
+	hub := d.Channels[kind]
+	o := simulate.SendOptions{
+		BaseURL: f.BaseURL, ChannelID: f.Channel, Messages: f.Messages, Repeat: f.Repeat, Shuffle: f.Shuffle,
+		BadSignature: f.BadSignature, Seed: f.Seed, Timeout: f.Timeout, Yes: f.Yes, Out: e.stdout,
+	}
+	if o.BaseURL == "" {
+		o.BaseURL = d.BaseURL
+	}
+	switch {
+	case o.ChannelID == "":
+		o.ChannelID = hub.ID
+	case o.ChannelID != hub.ID:
+		hub = demoHub{ID: o.ChannelID} // another channel: the demo's secrets are not its own
+		for _, c := range d.Channels {
+			if c.ID == o.ChannelID {
+				hub = c
+			}
+		}
+	}
+	switch {
+	case o.BaseURL == "":
+		return o, hub, fmt.Errorf("which hub? Start one with `server dev`, or pass --base-url (no %s in %s)", demoFile, f.Dir)
+	case o.ChannelID == "":
+		return o, hub, errors.New("which channel? Pass --channel ID")
+	}
+	return o, hub, nil
+}
+
+var errNoSecret = errors.New("which secret? Pass --secret; the demo's file knows none for this channel")
+
+type simulateWhatsAppCmd struct {
+	sendFlags
+	PhoneNumberID string `help:"The business's phone number id; default is the demo's." placeholder:"ID"`
+	Statuses      int    `help:"Statuses in all; 0 is one, -1 is none." default:"0" placeholder:"N"`
+	People        int    `help:"How many people write; every second one has a username and no number." default:"1"`
+	Batch         int    `help:"Most items in one body." default:"10"`
+}
+
+func (c simulateWhatsAppCmd) Run(e *env) error {
+	o, hub, err := c.options(e, "whatsapp_meta")
+	if err != nil {
+		return err
+	}
+	w := simulate.WhatsAppOptions{
+		SendOptions: o, AppSecret: cmp.Or(c.Secret, hub.AppSecret), PhoneNumberID: cmp.Or(c.PhoneNumberID, hub.PhoneID),
+		Statuses: c.Statuses, People: c.People, Batch: c.Batch,
+	}
+	if w.AppSecret == "" {
+		return errNoSecret
+	}
+	return simulate.WhatsApp(e.ctx, w)
+}
+
+type simulateWebhookCmd struct {
+	sendFlags
+	Scheme         string `help:"How to sign: ${enum}." enum:"timestamped,standard" default:"timestamped"`
+	Text           string `help:"Text of the message."`
+	Sender         string `help:"Who wrote it, for the activity's sender."`
+	ExternalID     string `help:"The person's id at the sender; messages of one person share a conversation."`
+	IdempotencyKey string `help:"Idempotency key; with several messages a number is added."`
+}
+
+func (c simulateWebhookCmd) Run(e *env) error {
+	o, hub, err := c.options(e, "webhook")
+	if err != nil {
+		return err
+	}
+	w := simulate.WebhookOptions{
+		SendOptions: o, Secret: cmp.Or(c.Secret, hub.Secret), Scheme: simulate.Scheme(c.Scheme),
+		Text: c.Text, Sender: c.Sender, ExternalID: c.ExternalID, IdempotencyKey: c.IdempotencyKey,
+	}
+	if w.Secret == "" {
+		return errNoSecret
+	}
+	return simulate.Webhook(e.ctx, w)
+}
+
+type simulateReceiverCmd struct {
+	demoFlags
+	Addr           string        `help:"Address to listen on." default:"127.0.0.1:4100"`
+	Secret         []string      `help:"Secrets to verify with; default is that of the demo's webhook channel."`
+	ShowBody       bool          `help:"Print each body."`
+	Status         int           `help:"Answer with this status." default:"0"`
+	RetryAfter     time.Duration `help:"Send Retry-After with it."`
+	FailFirst      int           `help:"Misbehave for the first N attempts of each delivery only." placeholder:"N"`
+	FailRate       float64       `help:"Misbehave for this part of the attempts, 0 to 1."`
+	Seed           uint64        `help:"Choose the same attempts again."`
+	Delay          time.Duration `help:"Wait before answering."`
+	Hang           bool          `help:"Never answer."`
+	DropConnection bool          `help:"Close the connection without an answer."`
+	Redirect       string        `help:"Redirect to this URL."`
+	HugeBody       int64         `help:"Answer with a body of this many bytes."`
+	SlowBody       time.Duration `help:"Send the answer's body over this time."`
+	Yes            bool          `help:"Listen on another address than loopback."`
+}
+
+func (c simulateReceiverCmd) Run(e *env) error {
+	d, err := c.read()
+	if err != nil {
+		return err
+	}
+	known := c.Secret
+	if hub, ok := d.Channels["webhook"]; ok && len(known) == 0 {
+		known = []string{hub.Secret}
+	}
+	return simulate.Receiver(e.ctx, simulate.ReceiverOptions{
+		Addr: c.Addr, Secrets: known, Out: e.stdout, ShowBody: c.ShowBody, Yes: c.Yes,
+		Ready: func(a net.Addr) {
+			fmt.Fprintf(e.stdout, "Receiving on http://%s, verifying with %d secret(s). Stop with Ctrl-C.\n", a, len(known))
+		},
+		Behaviour: simulate.Behaviour{
+			FailFirst: c.FailFirst, FailRate: c.FailRate, Seed: c.Seed, Status: c.Status, RetryAfter: c.RetryAfter, Delay: c.Delay,
+			Hang: c.Hang, DropConnection: c.DropConnection, Redirect: c.Redirect, HugeBody: c.HugeBody, SlowBody: c.SlowBody,
+		},
+	})
+}
