@@ -1,0 +1,173 @@
+package delivery
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"converger/internal/activity"
+	"converger/internal/channel"
+)
+
+const (
+	// slots is the number of lanes of an unordered channel. Changing it is safe: old slots are worked until they are empty.
+	slots = 16
+
+	// An append hands lanes over itself only while that is the fastest way and spoils nobody's turn: a small batch, a
+	// node with little to do, and nothing waiting for its turn. (Handing over always halved the rate of acceptance.)
+	handoverLanes   = 8
+	handoverRunning = 32
+)
+
+// Targets implements [activity.Targets]: an activity goes to its conversation's own channel, if the directory knows the
+// channel and it sends, unless the channel's participant wrote it or it is the channel's own reply. Life-cycle news and
+// typing go to webhooks only: people do not want to read them. The channel's status is not looked at: what is written
+// while it is inactive waits for it.
+func (s *Service) Targets(ch uuid.UUID, a *activity.New) []activity.Target {
+	entry, ok := s.directory.Channel(ch)
+	if !ok || !channel.Mode(entry.Mode).Sends() {
+		return nil
+	}
+	if _, sends := s.sender(channel.Type(entry.Type)); !sends || !wants(channel.Type(entry.Type), a.Type) {
+		return nil
+	}
+	if a.Sender != "" && a.Sender == a.ParticipantExternalID || a.Caller == replyCaller(channel.Type(entry.Type)) {
+		return nil
+	}
+	return []activity.Target{{ChannelID: ch, Ordered: entry.Ordered}}
+}
+
+// wants reports whether channels of a type get activities of a type at all.
+func wants(t channel.Type, activityType string) bool {
+	switch activityType {
+	case activity.TypeDeliveryReceipt:
+		return false
+	case activity.TypeTyping, activity.TypeConversationUpdate:
+		return t == channel.TypeWebhook
+	}
+	return true
+}
+
+func (s *Service) sender(t channel.Type) (channel.Sender, bool) {
+	adapter, ok := s.registry.Lookup(t)
+	if !ok {
+		return nil, false
+	}
+	sender, ok := adapter.(channel.Sender)
+	return sender, ok
+}
+
+// EnqueueTx implements [activity.Enqueuer]: it inserts a delivery for each piece of work and wakes its lane, all in one
+// statement. Where that is quickest it also hands the lanes over to workers, in a second one. wake must be called after
+// the commit and only then. Work whose delivery exists already is an error of the caller.
+func (s *Service) EnqueueTx(ctx context.Context, tx pgx.Tx, work []activity.Work) (wake func(), err error) {
+	if len(work) == 0 {
+		return func() {}, nil
+	}
+	w := newWakeup(work)
+	handover := s.jobs != nil && len(w.lanes) <= handoverLanes &&
+		s.running.Load() < handoverRunning && !s.backlog.Load()
+	token := newID()
+	handed, err := enqueueTx(ctx, tx, w, handover, token, s.o.Lease)
+	if err != nil {
+		return nil, fmt.Errorf("enqueue deliveries: %w", err)
+	}
+	if len(handed) > 0 {
+		if err := s.jobs.InsertLanesTx(ctx, tx, laneJobs(handed, token)); err != nil {
+			return nil, fmt.Errorf("hand lanes over: %w", err)
+		}
+	}
+	return func() {
+		s.m.handedOver.WithLabelValues("append").Add(float64(len(handed)))
+		if len(handed) > 0 {
+			s.jobs.Poke()
+		}
+		if len(handed) < len(w.lanes) {
+			s.pokeDispatcher()
+		}
+	}, nil
+}
+
+// replyCaller is the caller of the replies that a type's adapter makes.
+func replyCaller(t channel.Type) string { return string(t) }
+
+// laneKey names a lane: the channel and the conversation or slot.
+type laneKey struct{ channel, key uuid.UUID }
+
+func (k laneKey) compare(o laneKey) int {
+	return cmp.Or(bytes.Compare(k.channel[:], o.channel[:]), bytes.Compare(k.key[:], o.key[:]))
+}
+
+// wakeLane is a lane to wake; nth counts from 1 among those of its channel, for the caps.
+type wakeLane struct {
+	laneKey
+	tenant uuid.UUID
+	nth    int
+}
+
+// wakeup is one EnqueueTx: the lanes in the order in which everybody locks them, and the deliveries.
+type wakeup struct {
+	lanes      []wakeLane
+	deliveries []newDelivery
+}
+
+type newDelivery struct {
+	activity.Work
+	laneKey
+	seq int64 // the order within the lane
+}
+
+func newWakeup(work []activity.Work) wakeup {
+	w := wakeup{deliveries: make([]newDelivery, len(work))}
+	seen := make(map[laneKey]struct{}, len(work))
+	for i, x := range work {
+		d := newDelivery{Work: x, laneKey: laneKey{x.ChannelID, x.ConversationID}, seq: x.Seq}
+		if !x.Ordered {
+			// Conversations share a slot and their numbers do not compare: the order there is that of arrival.
+			d.key, d.seq = slot(x.ConversationID), unixMilli(x.ActivityID)
+		}
+		w.deliveries[i] = d
+		if _, ok := seen[d.laneKey]; !ok {
+			seen[d.laneKey] = struct{}{}
+			w.lanes = append(w.lanes, wakeLane{laneKey: d.laneKey, tenant: x.TenantID})
+		}
+	}
+	slices.SortFunc(w.lanes, func(a, b wakeLane) int { return a.compare(b.laneKey) })
+	for i := range w.lanes {
+		w.lanes[i].nth = 1
+		if i > 0 && w.lanes[i-1].channel == w.lanes[i].channel {
+			w.lanes[i].nth = w.lanes[i-1].nth + 1
+		}
+	}
+	return w
+}
+
+// slot is the lane key of a conversation in an unordered channel: the slot's number as a UUID. A conversation's id, a
+// UUIDv7 of our century, is never that small.
+func slot(conversation uuid.UUID) (key uuid.UUID) {
+	key[15] = conversation[15] % slots // the last byte of a UUIDv7 is random
+	return key
+}
+
+// isSlot tells the key of a slot from a conversation's id.
+func isSlot(key uuid.UUID) bool { return binary.BigEndian.Uint64(key[:8]) == 0 }
+
+// unixMilli reads the time of a UUIDv7 (RFC 9562, 5.7: the first 48 bits).
+func unixMilli(id uuid.UUID) int64 { return int64(binary.BigEndian.Uint64(id[:8]) >> 16) }
+
+func laneJobs(lanes []uuid.UUID, token uuid.UUID) []LaneJob {
+	jobs := make([]LaneJob, len(lanes))
+	for i, id := range lanes {
+		jobs[i] = LaneJob{LaneID: id, LeaseToken: token}
+	}
+	return jobs
+}
+
+// newID makes a UUIDv7. The system's random source does not fail on the platforms that Go supports (it would crash).
+func newID() uuid.UUID { return uuid.Must(uuid.NewV7()) }
