@@ -1,0 +1,239 @@
+package jobs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+
+	"converger/internal/delivery"
+	"converger/internal/tenants"
+)
+
+// The queues.
+const (
+	queueLanes       = "lanes"
+	queueInbound     = "inbound"
+	queueMaintenance = "maintenance"
+)
+
+const (
+	// fetchCooldown is the least time between two fetches of a queue. River's default of 100 ms is most of the time from
+	// insert to work.
+	fetchCooldown = 5 * time.Millisecond
+	// fetchPoll is the longest: a notification that River suppressed, or that came before a commit, costs at most this.
+	fetchPoll            = 50 * time.Millisecond
+	fetchPollMaintenance = time.Second
+
+	// jobTimeout is longer than a lane's lease: a lane that takes longer has lost it.
+	jobTimeout = time.Minute
+	// rescueAfter is when a job whose worker died may run again. Lanes heal by their lease, long before.
+	rescueAfter = 3 * time.Minute
+
+	// Rows of finished jobs are kept for a look only; thousands come every second.
+	keepCompleted = 15 * time.Second
+	keepFailed    = time.Hour
+)
+
+// Deliverer is what jobs needs of [delivery.Service].
+type Deliverer interface {
+	Work(ctx context.Context, job delivery.LaneJob) error
+	GiveUpUncertainAllTenants(ctx context.Context) (int, error)
+}
+
+// InboundProcessor works a stored inbound event; the service of package inbound is one. It tolerates events that were
+// processed already. An error means that it is to be tried again.
+type InboundProcessor interface {
+	Process(ctx context.Context, tenant tenants.ID, eventID uuid.UUID) error
+}
+
+// Options of a [Client]. Zero members take the default in brackets.
+type Options struct {
+	// Workers is the number of lanes that this node works at once; an attempt that waits holds no database connection [500].
+	Workers int
+	// InboundWorkers is the number of inbound events that this node works at once; they do hold connections [50].
+	InboundWorkers int
+	// SoftStop is how long running jobs may go on after Run's context has ended, HardStop how long they may take to return
+	// once they are cancelled [20 s, 5 s].
+	SoftStop, HardStop time.Duration
+	// InsertOnly makes a client that queues jobs for others and works none; Run then only waits.
+	InsertOnly bool
+	// Logger takes errors and panics of jobs and warnings of River; nil: nothing is logged.
+	Logger *slog.Logger
+}
+
+// Client inserts and works jobs. Its methods are safe for concurrent use.
+type Client struct {
+	pool      *pgxpool.Pool
+	river     *river.Client[pgx.Tx]
+	deliverer Deliverer
+	inbound   InboundProcessor
+	o         Options
+	log       *slog.Logger
+	poke      chan struct{}
+	handed    atomic.Int64 // unix nanoseconds of the last insertion of lanes
+}
+
+var _ delivery.Jobs = (*Client)(nil)
+
+// New makes a client; it starts nothing, see Run. SetInbound must be called before Run, unless the client only inserts;
+// then deliverer may be nil too.
+func New(pool *pgxpool.Pool, deliverer Deliverer, o Options) (*Client, error) {
+	o.Workers = cmp.Or(o.Workers, 500)
+	o.InboundWorkers = cmp.Or(o.InboundWorkers, 50)
+	o.SoftStop = cmp.Or(o.SoftStop, 20*time.Second)
+	o.HardStop = cmp.Or(o.HardStop, 5*time.Second)
+	log := o.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	c := &Client{pool: pool, deliverer: deliverer, o: o, log: log, poke: make(chan struct{}, 1)}
+	config := &river.Config{
+		FetchCooldown:               fetchCooldown,
+		FetchPollInterval:           fetchPoll,
+		JobTimeout:                  jobTimeout,
+		RescueStuckJobsAfter:        rescueAfter,
+		CompletedJobRetentionPeriod: keepCompleted,
+		CancelledJobRetentionPeriod: keepFailed,
+		DiscardedJobRetentionPeriod: keepFailed,
+		Logger:                      slog.New(quiet{log.Handler()}),
+		ErrorHandler:                errorLog{log},
+	}
+	if !o.InsertOnly {
+		config.Workers = river.NewWorkers()
+		river.AddWorker(config.Workers, &laneWorker{c: c})
+		river.AddWorker(config.Workers, &inboundWorker{c: c})
+		addMaintenance(config, c)
+		config.Queues = map[string]river.QueueConfig{
+			queueLanes:       {MaxWorkers: o.Workers},
+			queueInbound:     {MaxWorkers: o.InboundWorkers},
+			queueMaintenance: {MaxWorkers: 2, FetchPollInterval: fetchPollMaintenance},
+		}
+	}
+	var err error
+	if c.river, err = river.NewClient(riverpgxv5.New(pool), config); err != nil {
+		return nil, fmt.Errorf("set up the job queue: %w", err)
+	}
+	return c, nil
+}
+
+// SetInbound sets who works inbound events.
+func (c *Client) SetInbound(p InboundProcessor) { c.inbound = p }
+
+// ErrNotStopped says that jobs were still running when Run gave up waiting for them. Their leases protect what they do.
+var ErrNotStopped = errors.New("jobs: some did not stop in time")
+
+// Run works jobs until ctx ends, then stops: no new jobs, SoftStop for those that run, HardStop after they are cancelled.
+// It fails when the database cannot be reached at its start, and with ErrNotStopped. It can run once.
+func (c *Client) Run(ctx context.Context) error {
+	if c.o.InsertOnly {
+		<-ctx.Done()
+		return nil
+	}
+	// River cancels every job when the context that it was started with ends; stopping is done in steps instead.
+	work := context.WithoutCancel(ctx)
+	if err := c.river.Start(work); err != nil {
+		return fmt.Errorf("start the job queue: %w", err)
+	}
+	c.pokeLoop(ctx)
+
+	soft, cancel := context.WithTimeout(work, c.o.SoftStop)
+	defer cancel()
+	if c.river.Stop(soft) == nil {
+		return nil
+	}
+	c.log.Warn("jobs did not end by themselves; cancelling them", "waited", c.o.SoftStop)
+	hard, cancel := context.WithTimeout(work, c.o.HardStop)
+	defer cancel()
+	if err := c.river.StopAndCancel(hard); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotStopped, err)
+	}
+	return nil
+}
+
+// laneArgs is the stored form of a lane job.
+type laneArgs struct{ delivery.LaneJob }
+
+// Kind implements river.JobArgs.
+func (laneArgs) Kind() string { return "lane" }
+
+// InsertOpts implements river.JobArgsWithInsertOpts.
+func (laneArgs) InsertOpts() river.InsertOpts {
+	return river.InsertOpts{Queue: queueLanes, MaxAttempts: 1}
+}
+
+// InsertLanesTx implements [delivery.Jobs].
+func (c *Client) InsertLanesTx(ctx context.Context, tx pgx.Tx, lanes []delivery.LaneJob) error {
+	params := make([]river.InsertManyParams, len(lanes))
+	for i, l := range lanes {
+		params[i].Args = laneArgs{l}
+	}
+	if _, err := c.river.InsertManyFastTx(ctx, tx, params); err != nil {
+		return fmt.Errorf("queue %d lanes: %w", len(lanes), err)
+	}
+	return nil
+}
+
+type laneWorker struct {
+	river.WorkerDefaults[laneArgs]
+	c *Client
+}
+
+// Work implements river.Worker.
+func (w *laneWorker) Work(ctx context.Context, job *river.Job[laneArgs]) error {
+	return w.c.deliverer.Work(ctx, job.Args.LaneJob)
+}
+
+// inboundArgs is the stored form of an inbound job.
+type inboundArgs struct {
+	TenantID tenants.ID `json:"tenant_id"`
+	EventID  uuid.UUID  `json:"event_id"`
+}
+
+// Kind implements river.JobArgs.
+func (inboundArgs) Kind() string { return "inbound" }
+
+// InsertOpts implements river.JobArgsWithInsertOpts: an event has one open job.
+func (inboundArgs) InsertOpts() river.InsertOpts {
+	return river.InsertOpts{Queue: queueInbound, MaxAttempts: 10, UniqueOpts: river.UniqueOpts{ByArgs: true, ByState: openStates}}
+}
+
+// openStates are those of jobs that will still run.
+var openStates = []rivertype.JobState{
+	rivertype.JobStateAvailable, rivertype.JobStatePending, rivertype.JobStateRunning,
+	rivertype.JobStateRetryable, rivertype.JobStateScheduled,
+}
+
+// InsertInboundTx queues the work on a stored inbound event in the caller's transaction. A second job for an event that has
+// an open one is not made.
+func (c *Client) InsertInboundTx(ctx context.Context, tx pgx.Tx, tenant tenants.ID, eventID uuid.UUID) error {
+	if _, err := c.river.InsertTx(ctx, tx, inboundArgs{tenant, eventID}, nil); err != nil {
+		return fmt.Errorf("queue inbound event: %w", err)
+	}
+	return nil
+}
+
+type inboundWorker struct {
+	river.WorkerDefaults[inboundArgs]
+	c *Client
+}
+
+// Work implements river.Worker.
+func (w *inboundWorker) Work(ctx context.Context, job *river.Job[inboundArgs]) error {
+	return w.c.inbound.Process(ctx, job.Args.TenantID, job.Args.EventID)
+}
+
+// NextRetry implements river.Worker: 1, 2, 4, … seconds, at most a minute.
+func (w *inboundWorker) NextRetry(job *river.Job[inboundArgs]) time.Time {
+	return time.Now().Add(min(time.Second<<min(max(job.Attempt-1, 0), 6), time.Minute))
+}
