@@ -361,6 +361,7 @@ func (d *Directory) listenOnce(ctx context.Context, hints chan<- struct{}) error
 	if _, err := conn.Exec(ctx, "LISTEN "+notifyChannel); err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
+	hint(hints) // what changed before this moment was not notified to us
 	for {
 		n, err := conn.WaitForNotification(ctx)
 		if err != nil {
@@ -370,9 +371,13 @@ func (d *Directory) listenOnce(ctx context.Context, hints chan<- struct{}) error
 		if version, err := strconv.ParseInt(n.Payload, 10, 64); err == nil && version == d.state.Load().Version {
 			continue // our own change, already refreshed
 		}
-		select {
-		case hints <- struct{}{}:
-		default: // a poll is due already
-		}
+		hint(hints)
+	}
+}
+
+func hint(hints chan<- struct{}) {
+	select {
+	case hints <- struct{}{}:
+	default: // a poll is due already
 	}
 }
