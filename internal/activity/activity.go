@@ -100,6 +100,9 @@ type Conversation struct {
 
 // New is an activity that somebody wants to append.
 type New struct {
+	// ID is the id that the activity gets, a fresh UUIDv7, for callers that must name it before it exists; the zero UUID
+	// leaves it to the store.
+	ID             uuid.UUID
 	TenantID       tenants.ID
 	ConversationID uuid.UUID
 	// ChannelID, when set, is the channel that the caller is bound to: a conversation of another is ErrNotFound.

@@ -1,0 +1,131 @@
+package activity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"converger/internal/tenants"
+)
+
+// MaxPage is the most rows that one page has; a larger limit is cut to it, one below 1 is taken as 1.
+const MaxPage = 1000
+
+const (
+	activityColumns = `a.tenant_id, a.id, a.conversation_id, c.channel_id, a.seq, a.type, a.sender, a.text,
+    a.attachments, a.metadata, a.idempotency_key, a.reply_to_id, a.edited_at, a.deleted_at, a.inserted_at`
+
+	getSQL = `
+SELECT ` + activityColumns + `
+FROM activities a
+JOIN conversations c ON c.tenant_id = a.tenant_id AND c.id = a.conversation_id
+WHERE a.tenant_id = $1 AND a.id = $2`
+
+	originalsSQL = `
+SELECT ` + activityColumns + `
+FROM unnest($1::uuid[], $2::uuid[]) AS i (tenant_id, id)
+JOIN activities a ON a.tenant_id = i.tenant_id AND a.id = i.id
+JOIN conversations c ON c.tenant_id = a.tenant_id AND c.id = a.conversation_id`
+
+	channelSQL = `
+SELECT channel_id
+FROM conversations
+WHERE tenant_id = $1 AND id = $2`
+
+	// listSQL reads the index (conversation_id, seq) of each partition in order and stops at the limit.
+	listSQL = `
+SELECT a.tenant_id, a.id, a.conversation_id, $5::uuid, a.seq, a.type, a.sender, a.text,
+    a.attachments, a.metadata, a.idempotency_key, a.reply_to_id, a.edited_at, a.deleted_at, a.inserted_at
+FROM activities a
+WHERE a.tenant_id = $1 AND a.conversation_id = $2 AND a.seq > $3
+ORDER BY a.seq
+LIMIT $4`
+)
+
+// Get returns one activity, or ErrNotFound.
+func (s *Store) Get(ctx context.Context, tenant tenants.ID, id uuid.UUID) (Activity, error) {
+	rows, err := s.pool.Query(ctx, getSQL, tenant, id)
+	if err != nil {
+		return Activity{}, fmt.Errorf("activity: get: %w", err)
+	}
+	a, err := pgx.CollectExactlyOneRow(rows, scanActivity)
+	return a, readError("get", err)
+}
+
+// List returns the activities of a conversation with a seq above afterSeq, in the order of seq, at most limit
+// (1 to MaxPage) of them; hasMore says whether there are more. ch, when set, is the channel that the caller is bound to.
+// ErrNotFound when there is no such conversation; a conversation without activities is an empty list.
+//
+// A reader that goes on from the last seq it has seen misses nothing: activities of a conversation become visible in the
+// order of their seq, because its row is locked from the numbering to the commit.
+func (s *Store) List(ctx context.Context, tenant tenants.ID, conversation uuid.UUID, ch *uuid.UUID, afterSeq int64, limit int) (_ []Activity, hasMore bool, _ error) {
+	limit = pageSize(limit)
+	channelID, err := s.channelOf(ctx, tenant, conversation, ch)
+	if err != nil {
+		return nil, false, err
+	}
+	rows, err := s.pool.Query(ctx, listSQL, tenant, conversation, afterSeq, limit+1, channelID)
+	if err != nil {
+		return nil, false, fmt.Errorf("activity: list: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, scanActivity)
+	if err != nil {
+		return nil, false, readError("list", err)
+	}
+	list, hasMore = cut(list, limit)
+	return list, hasMore, nil
+}
+
+// channelOf returns the channel of a conversation, which must be ch unless that is nil.
+func (s *Store) channelOf(ctx context.Context, tenant tenants.ID, conversation uuid.UUID, ch *uuid.UUID) (uuid.UUID, error) {
+	var id uuid.UUID
+	if err := s.pool.QueryRow(ctx, channelSQL, tenant, conversation).Scan(&id); err != nil {
+		return uuid.Nil, readError("read channel", err)
+	}
+	if ch != nil && *ch != id {
+		return uuid.Nil, ErrNotFound
+	}
+	return id, nil
+}
+
+// scanActivity reads activityColumns.
+func scanActivity(row pgx.CollectableRow) (Activity, error) {
+	var a Activity
+	err := row.Scan(&a.TenantID, &a.ID, &a.ConversationID, &a.ChannelID, &a.Seq, &a.Type, &a.Sender, &a.Text,
+		(*[]byte)(&a.Attachments), (*[]byte)(&a.Metadata), &a.IdempotencyKey, &a.ReplyToID, &a.EditedAt, &a.DeletedAt,
+		&a.InsertedAt)
+	a.InsertedAt = a.InsertedAt.UTC()
+	a.EditedAt, a.DeletedAt = utc(a.EditedAt), utc(a.DeletedAt)
+	return a, err
+}
+
+func utc(t *time.Time) *time.Time {
+	if t != nil {
+		*t = t.UTC()
+	}
+	return t
+}
+
+func pageSize(limit int) int { return min(max(limit, 1), MaxPage) }
+
+// cut takes off the row beyond the limit, which was read only to know that it is there.
+func cut[T any](list []T, limit int) (_ []T, more bool) {
+	if len(list) > limit {
+		return list[:limit], true
+	}
+	return list, false
+}
+
+func readError(doing string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, pgx.ErrNoRows):
+		return ErrNotFound
+	}
+	return fmt.Errorf("activity: %s: %w", doing, err)
+}
