@@ -2,6 +2,9 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -27,23 +30,37 @@ type Limiter struct {
 	store    Store
 	clock    Clock
 	disabled bool
-	operator *Operator
-	builtin  [NumBuckets]*Policy
+	policies [NumBuckets]*Policy // operator's or built-in, nil: no limit
+	operated [NumBuckets]bool    // the operator said so
+	meter    *meter
+	lists    sync.Pool // of *[]Item, for CheckAll
 }
 
 // New makes a limiter. It starts nothing.
 func New(c Config) (*Limiter, error) {
-	l := &Limiter{store: c.Store, clock: c.Clock, disabled: c.Disabled, operator: c.Operator}
+	if c.Store == nil {
+		return nil, errors.New("ratelimit: no store")
+	}
+	l := &Limiter{store: c.Store, clock: c.Clock, disabled: c.Disabled}
 	if l.clock == (Clock{}) {
 		l.clock = NewClock()
 	}
+	l.lists.New = func() any { s := make([]Item, 0, 4); return &s }
 	for _, b := range Buckets() {
-		if d := b.Info().Default; d.Scale > 0 {
+		if p, ok := c.Operator.Policy(b); ok {
+			l.policies[b], l.operated[b] = p, true
+		} else if d := b.Info().Default; d != (Rule{}) {
 			p, err := NewPolicy(b, d)
 			if err != nil {
 				return nil, err
 			}
-			l.builtin[b] = p
+			l.policies[b] = p
+		}
+	}
+	l.meter = newMeter(c.Store.Backend)
+	if c.Registerer != nil {
+		if err := c.Registerer.Register(l.meter); err != nil {
+			return nil, fmt.Errorf("ratelimit: register metrics: %w", err)
 		}
 	}
 	return l, nil
@@ -59,33 +76,101 @@ func (l *Limiter) Enabled() bool { return !l.disabled }
 // operator's configuration, else the caller's own default, else the built-in
 // one. It is nil when no limit applies, which Check takes as such.
 func (l *Limiter) Policy(b Bucket, tenant *Overrides, own *Policy) *Policy {
-	if p := tenant.Policy(b); p != nil {
-		return p
+	p := tenant.Policy(b)
+	switch {
+	case p != nil:
+	case !b.valid():
+	case l.operated[b] || own == nil:
+		p = l.policies[b]
+	default:
+		p = own
 	}
-	if own != nil {
-		return own
+	if !l.applies(p) {
+		return nil
 	}
-	return l.builtin[b]
+	return p
 }
+
+func (l *Limiter) applies(p *Policy) bool { return p != nil && (!l.disabled || p.guard) }
 
 // Check spends one item, or refuses it. An item without a policy is admitted.
 func (l *Limiter) Check(ctx context.Context, now Instant, it Item) Decision {
-	if it.Policy == nil {
+	if !l.applies(it.Policy) {
 		return Decision{At: now, Allowed: true}
 	}
-	return l.store.Take(ctx, now, it)
+	if l.meter.sample(now) {
+		start := time.Now()
+		d := l.store.Take(ctx, now, it)
+		l.meter.observe(it.Policy.bucket, time.Since(start))
+		return l.settle(it.Policy, d, now)
+	}
+	return l.settle(it.Policy, l.store.Take(ctx, now, it), now)
+}
+
+// settle counts a decision on one policy and lets through what is only counted.
+func (l *Limiter) settle(p *Policy, d Decision, now Instant) Decision {
+	o := allowed
+	if !d.Allowed {
+		o = refused
+	}
+	if p.count {
+		if d.Policy = nil; !d.Allowed {
+			o = counted
+			d.Allowed, d.Counted, d.WaitMs = true, true, 0
+		}
+	}
+	l.meter.add(p.bucket, o, now)
+	return d
 }
 
 // CheckAll spends every item or none; the strictest decision is the answer.
-// Items without a policy are skipped.
+// Items without a policy are skipped. Items in count mode are asked only when
+// the others admit, since else the request does not go on.
 func (l *Limiter) CheckAll(ctx context.Context, now Instant, items ...Item) Decision {
-	return l.store.TakeAll(ctx, now, items)
+	list := l.lists.Get().(*[]Item)
+	defer l.lists.Put(list)
+	enforced := (*list)[:0]
+	for _, it := range items {
+		if l.applies(it.Policy) && !it.Policy.count {
+			enforced = append(enforced, it)
+		}
+	}
+	*list = enforced
+	d := Decision{At: now, Allowed: true}
+	if len(enforced) > 0 {
+		d = l.store.TakeAll(ctx, now, enforced)
+	}
+	if !d.Allowed {
+		l.meter.add(d.Policy.bucket, refused, now)
+	}
+	seen := uint8(0)
+	for i, it := range items {
+		switch {
+		case !l.applies(it.Policy):
+		case it.Policy.count:
+			if d.Allowed {
+				d.Counted = l.settle(it.Policy, l.store.Take(ctx, now, it), now).Counted || d.Counted
+			}
+		default:
+			if d.Allowed {
+				l.meter.add(it.Policy.bucket, allowed, now)
+			}
+			if it.Policy == d.Policy && enforced[d.Item].Key == it.Key {
+				seen = uint8(i)
+			}
+		}
+	}
+	d.Item = seen
+	return d
 }
 
-// Refund gives back what an allowed decision spent on its items.
+// Refund gives back what an allowed decision spent on its items: those of its
+// Check, CheckAll or Reserve. Call it once.
 func (l *Limiter) Refund(ctx context.Context, d Decision, items ...Item) {
 	for _, it := range items {
-		if it.Policy != nil {
+		// Of a counted request it is unknown what was spent in count mode: nothing
+		// is given back, which only counts more.
+		if l.applies(it.Policy) && !(it.Policy.count && d.Counted) {
 			l.store.Refund(ctx, d.At, it)
 		}
 	}
@@ -94,13 +179,13 @@ func (l *Limiter) Refund(ctx context.Context, d Decision, items ...Item) {
 // Reserve spends an item for the first moment at which it is free, if that is at
 // most maxWait away; see Store.Reserve.
 func (l *Limiter) Reserve(ctx context.Context, now Instant, it Item, maxWait time.Duration) Decision {
-	if it.Policy == nil {
+	if !l.applies(it.Policy) {
 		return Decision{At: now, Allowed: true}
 	}
-	return l.store.Reserve(ctx, now, it, maxWait)
+	return l.settle(it.Policy, l.store.Reserve(ctx, now, it, maxWait), now)
 }
 
-// Peek reads a budget without spending from it.
+// Peek reads a budget without spending from it. The item has a policy.
 func (l *Limiter) Peek(ctx context.Context, now Instant, it Item) (Usage, error) {
 	return l.store.Peek(ctx, now, it)
 }

@@ -71,19 +71,12 @@ func (r Rule) Validate() error {
 
 // refill is the time in nanoseconds in which a token bucket fills, rounded up
 // so that a caller who never runs ahead of the rate is never refused.
-func refill(r Rule) int64 {
-	burst := r.Burst
-	if burst == 0 {
-		burst = r.Limit
-	}
-	return mulDivUp(burst, r.Scale.Nanoseconds(), r.Limit)
-}
+func refill(r Rule) int64 { return mulDivUp(r.Burst, r.Scale.Nanoseconds(), r.Limit) }
 
 func mulDivUp(a, b, c int64) int64 {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	lo, carry := bits.Add64(lo, uint64(c)-1, 0)
-	hi += carry
-	if hi >= uint64(c) {
+	if hi += carry; hi >= uint64(c) {
 		return math.MaxInt64
 	}
 	q, _ := bits.Div64(hi, lo, uint64(c))
@@ -110,6 +103,7 @@ type Policy struct {
 	bucket Bucket
 	alg    Algorithm
 	count  bool // count mode
+	guard  bool // stays on when limiting is off
 
 	limit   uint32
 	scaleMs uint32
@@ -126,29 +120,43 @@ type Policy struct {
 }
 
 // NewPolicy makes the policy of a rule; the error is that of Rule.Validate.
-func NewPolicy(b Bucket, r Rule) (*Policy, error) {
+func NewPolicy(b Bucket, r Rule) (*Policy, error) { return newPolicy(b, r, false) }
+
+func newPolicy(b Bucket, r Rule, count bool) (*Policy, error) {
 	if !b.valid() {
 		return nil, fmt.Errorf("ratelimit: no bucket %d", b)
 	}
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Policy{bucket: b, alg: r.Algorithm, limit: uint32(r.Limit), scaleMs: uint32(r.Scale.Milliseconds()), rule: r}
-	p.magic = math.MaxUint64 / uint64(p.scaleMs)
+	p := &Policy{
+		bucket: b, alg: r.Algorithm, rule: r, count: count, guard: buckets[b].Guard,
+		limit: uint32(r.Limit), scaleMs: uint32(r.Scale.Milliseconds()), burst: uint32(r.Burst),
+	}
 	p.shape = uint64(p.alg)<<57 | uint64(p.scaleMs)<<30
 	if p.alg == TokenBucket {
 		p.shape |= uint64(p.limit)
-		if p.burst = uint32(r.Burst); p.burst == 0 {
-			p.burst = p.limit
-		}
-		if p.limit > 0 {
-			p.tokenNs = r.Scale.Nanoseconds() / r.Limit
-			p.toleranceNs = refill(r)
-		}
 	}
+	p.derive()
 	p.prefix = `"` + b.String() + `"`
-	p.header = fmt.Sprintf(`%s;q=%d;w=%d`, p.prefix, p.Quota(), ceilSeconds(p.WindowMs()))
+	p.header = fmt.Sprintf("%s;q=%d;w=%d", p.prefix, p.Quota(), ceilSeconds(p.WindowMs()))
 	return p, nil
+}
+
+// derive computes what checks would otherwise divide for.
+func (p *Policy) derive() {
+	p.magic = math.MaxUint64 / uint64(p.scaleMs)
+	if p.alg != TokenBucket {
+		return
+	}
+	if p.burst == 0 || p.limit == 0 {
+		p.burst = p.limit
+	}
+	if p.limit > 0 {
+		scaleNs := int64(p.scaleMs) * 1e6
+		p.tokenNs = scaleNs / int64(p.limit)
+		p.toleranceNs = mulDivUp(int64(p.burst), scaleNs, int64(p.limit))
+	}
 }
 
 // Bucket is the bucket the policy belongs to.
@@ -171,7 +179,7 @@ func (p *Policy) CountOnly() bool { return p.count }
 
 // Quota is what a caller may spend at once: the limit, or a token bucket's burst.
 func (p *Policy) Quota() uint32 {
-	if p.alg == TokenBucket && p.limit > 0 {
+	if p.alg == TokenBucket {
 		return p.burst
 	}
 	return p.limit

@@ -39,14 +39,15 @@ func (c Clock) Now() Instant { return Instant(c.unix + int64(time.Since(c.start)
 type Item struct {
 	Key    Key
 	Policy *Policy // nil: no limit, always admitted
-	Cost   uint32  // at most MaxLimit; 0 asks without spending
+	Cost   uint32  // 0 means 1
 }
 
 // Decision is the answer to a check. It is passed by value and is kept to four
 // words, since a bigger result costs more than the check.
 type Decision struct {
-	// Policy is the policy really applied, of the strictest item; nil when
-	// nothing was limited.
+	// Policy is the policy really applied, of the strictest item: of refusals the
+	// one with the longest wait, of admissions the one with the least part of its
+	// quota remaining. Nil when no limit was enforced.
 	Policy *Policy
 	// At is the store's own time of the decision; Refund needs it.
 	At Instant
@@ -65,6 +66,9 @@ type Decision struct {
 	// Counted marks a request that a bucket in count mode would have refused.
 	Counted bool
 }
+
+// Spend is the cost as stores book it.
+func (it Item) Spend() uint32 { return max(it.Cost, 1) }
 
 // Limited tells whether a budget was really enforced, and so whether the answer
 // should describe it.
@@ -87,7 +91,7 @@ type Usage struct {
 //   - a budget never admits more than its limit in a window (backends that
 //     promise less accuracy state it as a number);
 //   - a refusal leaves no trace: it neither lengthens the wait nor hides a part
-//     of the budget from others, not even for a moment;
+//     of the budget from others (of several items, only while two spends race);
 //   - a change of policy keeps past use: the count of the running window for a
 //     change of limit, the present use, at most a full budget, for a change of
 //     scale, burst or algorithm;

@@ -1,0 +1,623 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"converger/internal/ratelimit"
+)
+
+const (
+	// DefaultMaxKeys is the number of keys held unless configured otherwise.
+	DefaultMaxKeys = 1_000_000
+
+	maxShards   = 64
+	keysOfShard = 1024 // a shard is not made for fewer
+	// slack is how near to the limit a count may come by plain additions. Nearer,
+	// or for a cost above slackCost, a compare-and-swap decides: a refused cost
+	// never shows to others.
+	slack     = 1024
+	slackCost = 16
+	// overflowLen is the number of counters that the subjects of a bucket share
+	// when there is no room for more keys.
+	overflowLen = 1024
+	overflowHi  = 2
+)
+
+// Config is what a Store is made of.
+type Config struct {
+	// MaxKeys bounds the number of keys, RATE_LIMIT_MAX_KEYS; 0 means
+	// DefaultMaxKeys. A key costs about 46 bytes.
+	MaxKeys int
+	// Clock is read when a call's time contradicts the counter, to tell a call
+	// that was delayed from a clock that stepped back. The zero Clock trusts the
+	// call: for tests, which pass time in.
+	Clock ratelimit.Clock
+	// Registerer receives the metrics; nil for none.
+	Registerer prometheus.Registerer
+}
+
+// Store implements ratelimit.Store in memory.
+type Store struct {
+	shards  []shard
+	shift   uint // of Key.Lo, to the number of its shard
+	maxKeys int  // of a shard
+	clock   ratelimit.Clock
+
+	overflowMu   sync.Mutex // as shard.mu
+	overflow     [ratelimit.NumBuckets]table
+	overflowed   atomic.Uint64
+	overflowedAt atomic.Int64
+}
+
+var _ ratelimit.Store = (*Store)(nil)
+
+// New makes a store. The error is of the registration of metrics, or of a
+// negative MaxKeys.
+func New(c Config) (*Store, error) {
+	if c.MaxKeys < 0 {
+		return nil, fmt.Errorf("ratelimit/local: %d keys", c.MaxKeys)
+	}
+	if c.MaxKeys == 0 {
+		c.MaxKeys = DefaultMaxKeys
+	}
+	n := 1
+	for n < maxShards && c.MaxKeys >= 2*n*keysOfShard {
+		n *= 2
+	}
+	s := &Store{
+		shards: make([]shard, n), shift: uint(64 - bits.TrailingZeros(uint(n))),
+		maxKeys: c.MaxKeys / n, clock: c.Clock,
+	}
+	for i := range s.shards {
+		s.shards[i].tab.Store(newTable(minSlots))
+	}
+	for b := range s.overflow {
+		s.overflow[b] = *newTable(overflowLen)
+		for i := range s.overflow[b].slots {
+			s.overflow[b].slots[i].hi.Store(overflowHi)
+		}
+	}
+	if c.Registerer != nil {
+		if err := s.register(c.Registerer); err != nil {
+			return nil, fmt.Errorf("ratelimit/local: register metrics: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// Backend implements ratelimit.Store.
+func (s *Store) Backend(ratelimit.Bucket) string { return "local" }
+
+// Keys is the number of keys held, ended ones included that still have their place.
+func (s *Store) Keys() int {
+	n := int64(0)
+	for i := range s.shards {
+		n += s.shards[i].keys.Load()
+	}
+	return int(n)
+}
+
+func (s *Store) shard(k ratelimit.Key) *shard { return &s.shards[k.Lo>>s.shift] }
+
+// ref is a slot in its table, and what its hi must be for a spend to count.
+type ref struct {
+	sl   *slot
+	prev *atomic.Uint32
+	hi   uint64
+}
+
+// lookup finds a key without a lock; ref.sl is nil if there is none.
+func (s *Store) lookup(sh *shard, k ratelimit.Key) ref {
+	t := sh.tab.Load()
+	hi, _ := bits.Mul64(k.Hi, uint64(t.groups))
+	i := int(hi)*groupLen + int(k.Hi)&(groupLen-1)
+	if sl := &t.slots[i]; sl.hi.Load() != k.Hi || sl.lo.Load() != k.Lo {
+		if i = t.find(k); i < 0 {
+			return ref{}
+		}
+	}
+	return ref{&t.slots[i], &t.prev[i], k.Hi}
+}
+
+// spread returns the overflow counter of a key.
+func (s *Store) spread(k ratelimit.Key, b ratelimit.Bucket) ref {
+	t := &s.overflow[b]
+	i := k.Lo % overflowLen
+	return ref{&t.slots[i], &t.prev[i], overflowHi}
+}
+
+// Take implements ratelimit.Store. It allocates nothing.
+func (s *Store) Take(_ context.Context, now ratelimit.Instant, it ratelimit.Item) ratelimit.Decision {
+	return s.take(it.Key, it.Policy, it.Spend(), now, 0)
+}
+
+// take spends cost, if need be so far ahead (nanoseconds, token buckets only).
+func (s *Store) take(k ratelimit.Key, p *ratelimit.Policy, cost uint32, now ratelimit.Instant, ahead int64) ratelimit.Decision {
+	if cost > p.Quota() {
+		_, d := p.Decide(s.state(k, p, now), cost, now)
+		return d
+	}
+	sh := s.shard(k)
+	r := s.lookup(sh, k)
+	for {
+		if r.sl != nil {
+			var d ratelimit.Decision
+			var ok bool
+			if p.Algorithm() == ratelimit.TokenBucket {
+				d, ok = r.spendTokens(p, cost, now, ahead)
+			} else {
+				d, ok = r.spendWindow(p, cost, now)
+			}
+			if ok {
+				return d
+			}
+		}
+		r, now = s.prepare(sh, k, p, now)
+	}
+}
+
+// spendWindow reports false when the slot must be prepared first.
+func (r ref) spendWindow(p *ratelimit.Policy, cost uint32, now ratelimit.Instant) (ratelimit.Decision, bool) {
+	index, into := p.Window(now)
+	for {
+		w := r.sl.word.Load()
+		if r.sl.shape.Load() != p.Shape() {
+			return ratelimit.Decision{}, false
+		}
+		win, into, at := index, into, now
+		if tag := uint32(w >> 32); tag != index {
+			switch d := int32(tag - index); {
+			case tag == frozen:
+				return ratelimit.Decision{}, false
+			case d == 1: // we were preempted past the window's end: never roll back
+				win, into, at = tag, 0, p.WindowStart(tag)
+			case d < 0 && p.Algorithm() == ratelimit.FixedWindow:
+				r.sl.word.CompareAndSwap(w, uint64(index)<<32)
+				continue
+			default:
+				return ratelimit.Decision{}, false
+			}
+		}
+		count, prev, carried, room := uint32(w), uint32(0), uint32(0), p.Limit()
+		if p.Algorithm() == ratelimit.SlidingWindow {
+			prev = r.prev.Load()
+			carried = p.Carried(prev, into)
+			room -= carried
+		}
+		if uint64(count)+uint64(cost) > uint64(room) {
+			return p.RefuseWindow(prev, count, carried, cost, into, at), true
+		}
+		if room-count > slack && cost <= slackCost {
+			w = r.sl.word.Add(uint64(cost))
+			if uint32(w>>32) != win || uint32(w) > room {
+				// A window began meanwhile, or many added at once: take it back
+				// where it was booked.
+				r.sl.unspend(uint32(w>>32), cost)
+				continue
+			}
+		} else if !r.sl.word.CompareAndSwap(w, w+uint64(cost)) {
+			continue
+		} else {
+			w += uint64(cost)
+		}
+		if r.sl.hi.Load() != r.hi { // the slot went to another key under our hands
+			r.sl.unspend(win, cost)
+			return ratelimit.Decision{}, false
+		}
+		return p.AdmitWindow(prev, uint32(w), carried, into, at), true
+	}
+}
+
+// unspend takes cost back from a window and reports whether it still runs.
+func (sl *slot) unspend(win, cost uint32) bool {
+	for {
+		w := sl.word.Load()
+		if uint32(w>>32) != win || win == frozen {
+			return false
+		}
+		if sl.word.CompareAndSwap(w, w-uint64(min(cost, uint32(w)))) {
+			return true
+		}
+	}
+}
+
+// spendTokens reports false when the slot must be prepared first.
+func (r ref) spendTokens(p *ratelimit.Policy, cost uint32, now ratelimit.Instant, ahead int64) (ratelimit.Decision, bool) {
+	need, tolerance := p.TokenTime(cost), p.Tolerance()
+	for {
+		w := r.sl.word.Load()
+		if r.sl.shape.Load() != p.Shape() || w>>32 == frozen {
+			return ratelimit.Decision{}, false
+		}
+		if r.steppedBack(p, w, now) {
+			return ratelimit.Decision{}, false
+		}
+		tat := max(int64(w), int64(now))
+		next := tat + need
+		over := next - int64(now) - tolerance
+		if over > ahead {
+			return p.RefuseTokens(tat, over, now), true
+		}
+		if ahead > 0 {
+			r.reserving(uint32(ahead / 1e6))
+		}
+		if !r.sl.word.CompareAndSwap(w, uint64(next)) {
+			continue
+		}
+		if r.sl.hi.Load() != r.hi {
+			r.sl.untake(need)
+			return ratelimit.Decision{}, false
+		}
+		d := p.AdmitTokens(next, now)
+		if ahead > 0 {
+			d.WaitMs = uint32(max(over+1e6-1, 0) / 1e6)
+		}
+		return d, true
+	}
+}
+
+// steppedBack spares the cold word where the answer is plain.
+func (r ref) steppedBack(p *ratelimit.Policy, w uint64, now ratelimit.Instant) bool {
+	return p.SteppedBack(int64(w), 0, now) && p.SteppedBack(int64(w), r.prev.Load(), now)
+}
+
+// reserving notes that the bucket may be booked ms ahead.
+func (r ref) reserving(ms uint32) {
+	for old := r.prev.Load(); old < ms && !r.prev.CompareAndSwap(old, ms); old = r.prev.Load() {
+	}
+}
+
+// untake moves a bucket back by d nanoseconds, unless its slot is out of use.
+func (sl *slot) untake(d int64) bool {
+	for {
+		w := sl.word.Load()
+		if w>>32 == frozen {
+			return false
+		}
+		if sl.word.CompareAndSwap(w, uint64(max(int64(w)-d, 0))) {
+			return true
+		}
+	}
+}
+
+// prepare makes a key's counter ready to be spent on: it inserts the key, turns
+// the counter into the policy's unit, begins a sliding window, or corrects one
+// that a clock's step back left in the future. It returns the time to go on with.
+func (s *Store) prepare(sh *shard, k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instant) (ref, ratelimit.Instant) {
+	r := s.lookup(sh, k)
+	if r.sl == nil && sh.fullAt.Load() == int64(now)/1e6 {
+		return s.prepareOverflow(k, p, now)
+	}
+	sh.mu.Lock()
+	if r = s.lookup(sh, k); r.sl == nil {
+		if t, i := sh.insert(k, p, now, s.maxKeys); i >= 0 {
+			r = ref{&t.slots[i], &t.prev[i], k.Hi}
+		}
+	}
+	if r.sl != nil {
+		now = s.settle(r, p, now)
+		sh.mu.Unlock()
+		return r, now
+	}
+	sh.mu.Unlock()
+	return s.prepareOverflow(k, p, now)
+}
+
+// prepareOverflow takes the lock only when the counter needs it: all the
+// subjects that found no room come here.
+func (s *Store) prepareOverflow(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instant) (ref, ratelimit.Instant) {
+	s.overflowed.Add(1)
+	s.overflowedAt.Store(int64(now))
+	r := s.spread(k, p.Bucket())
+	if r.ready(p, now) {
+		return r, now
+	}
+	s.overflowMu.Lock()
+	defer s.overflowMu.Unlock()
+	return r, s.settle(r, p, now)
+}
+
+// ready tells whether a counter can be spent on as it is.
+func (r ref) ready(p *ratelimit.Policy, now ratelimit.Instant) bool {
+	w := r.sl.word.Load()
+	if r.sl.shape.Load() != p.Shape() {
+		return false
+	}
+	if p.Algorithm() == ratelimit.TokenBucket {
+		return !r.steppedBack(p, w, now)
+	}
+	index, _ := p.Window(now)
+	tag := uint32(w >> 32)
+	return tag == index || tag == index+1 || tag < index && p.Algorithm() == ratelimit.FixedWindow
+}
+
+// settle does for prepare what concerns the counter. The lock of r is held, so
+// that the word is changed elsewhere only by spending.
+func (s *Store) settle(r ref, p *ratelimit.Policy, now ratelimit.Instant) ratelimit.Instant {
+	if shape := r.sl.shape.Load(); shape != p.Shape() {
+		r.sl.shape.Store(0) // nobody spends from here on
+		for {
+			w := r.sl.word.Load()
+			state := p.Fresh(now)
+			if shape != 0 {
+				state = p.Convert(shape, ratelimit.State{Word: w, Prev: r.prev.Load()}, now)
+			}
+			if r.sl.word.CompareAndSwap(w, state.Word) {
+				r.prev.Store(state.Prev)
+				r.sl.shape.Store(p.Shape())
+				return now
+			}
+		}
+	}
+	if p.Algorithm() == ratelimit.TokenBucket {
+		if !r.steppedBack(p, r.sl.word.Load(), now) {
+			return now
+		}
+		if now = s.latest(now); r.steppedBack(p, r.sl.word.Load(), now) {
+			r.sl.word.Store(uint64(int64(now) + p.Tolerance()))
+		}
+		return now
+	}
+	for {
+		w := r.sl.word.Load()
+		index, _ := p.Window(now)
+		tag := uint32(w >> 32)
+		next := uint64(index) << 32
+		switch d := int32(tag - index); {
+		case d == 0 || d == 1:
+			return now
+		case d > 1:
+			if latest := s.latest(now); latest != now {
+				now = latest
+				continue
+			}
+			next |= uint64(uint32(w))
+		case d == -1: // prev first: a reader that sees the new window sees its prev
+			r.prev.Store(uint32(w))
+		default:
+			r.prev.Store(0)
+		}
+		if r.sl.word.CompareAndSwap(w, next) {
+			return now
+		}
+	}
+}
+
+// latest reads the clock, where there is one.
+func (s *Store) latest(now ratelimit.Instant) ratelimit.Instant {
+	if s.clock == (ratelimit.Clock{}) {
+		return now
+	}
+	return max(now, s.clock.Now())
+}
+
+// TakeAll implements ratelimit.Store. It asks all before it spends, so that a
+// refusal by one is not seen by the users of another, and takes back what it
+// spent when somebody else came in between.
+func (s *Store) TakeAll(ctx context.Context, now ratelimit.Instant, items []ratelimit.Item) ratelimit.Decision {
+	var strictest ratelimit.Decision
+	if len(items) == 1 {
+		return s.Take(ctx, now, items[0])
+	}
+	found := false
+	for i, it := range items {
+		_, d := it.Policy.Decide(s.state(it.Key, it.Policy, now), it.Spend(), now)
+		if !d.Allowed && (!found || d.WaitMs > strictest.WaitMs) {
+			strictest, found = d, true
+			strictest.Item = uint8(i)
+		}
+	}
+	if found {
+		return strictest
+	}
+	at := now
+	for i, it := range items {
+		d := s.take(it.Key, it.Policy, it.Spend(), now, 0)
+		d.Item = uint8(i)
+		if !d.Allowed {
+			for _, spent := range items[:i] {
+				s.Refund(ctx, at, spent)
+			}
+			return d
+		}
+		at = max(at, d.At)
+		if i == 0 || tighter(d, strictest) {
+			strictest = d
+		}
+	}
+	strictest.At = at
+	return strictest
+}
+
+// tighter compares what two admissions left of their quotas.
+func tighter(a, b ratelimit.Decision) bool {
+	return uint64(a.Remaining)*uint64(b.Policy.Quota()) < uint64(b.Remaining)*uint64(a.Policy.Quota())
+}
+
+// Refund implements ratelimit.Store.
+func (s *Store) Refund(_ context.Context, at ratelimit.Instant, it ratelimit.Item) {
+	sh := s.shard(it.Key)
+	for {
+		r := s.lookup(sh, it.Key)
+		mu := &sh.mu
+		if r.sl == nil {
+			r, mu = s.spread(it.Key, it.Policy.Bucket()), &s.overflowMu
+		}
+		w, p := r.sl.word.Load(), it.Policy
+		if shape := r.sl.shape.Load(); shape == 0 {
+			return
+		} else if shape != p.Shape() { // changed since: give back in its present unit
+			p = ratelimit.FromShape(shape)
+		}
+		tag := uint32(w >> 32)
+		if tag == frozen { // moving to another table, which holds the lock
+			mu.Lock()
+			mu.Unlock() //nolint:staticcheck // the lock is only waited for
+			continue
+		}
+		if p.Algorithm() == ratelimit.TokenBucket {
+			if r.sl.untake(p.TokenTime(it.Spend())) {
+				return
+			}
+			continue
+		}
+		win, _ := p.Window(at)
+		switch {
+		case tag == win:
+			if r.sl.unspend(win, it.Spend()) {
+				return
+			}
+		case tag == win+1 && p.Algorithm() == ratelimit.SlidingWindow:
+			mu.Lock()
+			if s.lookup(sh, it.Key).sl == r.sl || r.hi == overflowHi {
+				if uint32(r.sl.word.Load()>>32) == tag {
+					r.prev.Store(r.prev.Load() - min(it.Spend(), r.prev.Load()))
+				}
+				mu.Unlock()
+				return
+			}
+			mu.Unlock()
+		default:
+			return
+		}
+	}
+}
+
+// Reserve implements ratelimit.Store.
+func (s *Store) Reserve(_ context.Context, now ratelimit.Instant, it ratelimit.Item, maxWait time.Duration) ratelimit.Decision {
+	ahead := min(max(maxWait, 0), ratelimit.MaxReserve).Truncate(time.Millisecond).Nanoseconds()
+	if it.Policy.Algorithm() != ratelimit.TokenBucket {
+		ahead = 0
+	}
+	d := s.take(it.Key, it.Policy, it.Spend(), now, ahead)
+	if d.Allowed && ahead == 0 {
+		d.WaitMs = 0
+	}
+	return d
+}
+
+// Peek implements ratelimit.Store; it never fails. What subjects beyond MaxKeys
+// see is the use of the counter that they share.
+func (s *Store) Peek(_ context.Context, now ratelimit.Instant, it ratelimit.Item) (ratelimit.Usage, error) {
+	p := it.Policy
+	state := s.state(it.Key, p, now)
+	used := p.Used(state, now)
+	u := ratelimit.Usage{Policy: p, Used: used, Remaining: p.Quota() - min(p.Quota(), used)}
+	if used == 0 {
+		return u, nil
+	}
+	if p.Algorithm() == ratelimit.TokenBucket {
+		u.WaitMs = uint32((int64(state.Word) - int64(now) + 1e6 - 1) / 1e6)
+	} else {
+		_, into := p.Window(now)
+		u.WaitMs = p.ScaleMs() - into
+	}
+	return u, nil
+}
+
+// state reads a key's counter in a policy's unit.
+func (s *Store) state(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instant) ratelimit.State {
+	sh := s.shard(k)
+	mu, r := &sh.mu, s.lookup(sh, k)
+	if r.sl == nil {
+		if sh.keys.Load() < int64(s.maxKeys) {
+			return p.Fresh(now)
+		}
+		mu, r = &s.overflowMu, s.spread(k, p.Bucket())
+	}
+	state := ratelimit.State{Word: r.sl.word.Load(), Prev: r.prev.Load()}
+	shape := r.sl.shape.Load()
+	if state.Word>>32 == frozen || shape != p.Shape() || r.sl.word.Load()>>32 != state.Word>>32 {
+		mu.Lock() // changing just now: what is read under the lock is whole
+		if r.hi != overflowHi {
+			r = s.lookup(sh, k)
+		}
+		if r.sl == nil {
+			shape = 0
+		} else {
+			state = ratelimit.State{Word: r.sl.word.Load(), Prev: r.prev.Load()}
+			shape = r.sl.shape.Load()
+		}
+		mu.Unlock()
+	}
+	switch {
+	case shape == 0:
+		return p.Fresh(now)
+	case shape != p.Shape():
+		return p.Convert(shape, state, now)
+	}
+	return state
+}
+
+// Reset implements ratelimit.Store; it never fails. A counter that subjects
+// share is not reset: that would give all of them a fresh budget.
+func (s *Store) Reset(_ context.Context, now ratelimit.Instant, k ratelimit.Key) error {
+	sh := s.shard(k)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	r := s.lookup(sh, k)
+	if r.sl == nil {
+		return nil
+	}
+	r.prev.Store(0)
+	for {
+		w := r.sl.word.Load()
+		clean := w >> 32 << 32
+		if ratelimit.FromShape(r.sl.shape.Load()).Algorithm() == ratelimit.TokenBucket {
+			clean = uint64(max(now, 0))
+		}
+		if r.sl.word.CompareAndSwap(w, clean) {
+			return nil
+		}
+	}
+}
+
+func (s *Store) register(reg prometheus.Registerer) error {
+	evicted := func() float64 {
+		n := uint64(0)
+		for i := range s.shards {
+			n += s.shards[i].evicted.Load()
+		}
+		return float64(n)
+	}
+	overflowing := func() float64 {
+		if ratelimit.InstantOf(time.Now())-ratelimit.Instant(s.overflowedAt.Load()) < grace {
+			return 1
+		}
+		return 0
+	}
+	for _, c := range []prometheus.Collector{
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "converger_rate_limit_keys",
+			Help: "Keys held in this node's memory.",
+		}, func() float64 { return float64(s.Keys()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "converger_rate_limit_keys_max",
+			Help: "The bound on converger_rate_limit_keys.",
+		}, func() float64 { return float64(s.maxKeys * len(s.shards)) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "converger_rate_limit_evictions_total",
+			Help: "Ended counters whose place was given up.",
+		}, evicted),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "converger_rate_limit_overflow",
+			Help: "1 while subjects without room share counters, and for ten seconds after.",
+		}, overflowing),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "converger_rate_limit_overflow_total",
+			Help: "Checks that were decided by a shared counter.",
+		}, func() float64 { return float64(s.overflowed.Load()) }),
+	} {
+		if err := reg.Register(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
