@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"os"
 	"strings"
+	"time"
 	"unicode/utf8"
 )
 
@@ -100,4 +103,89 @@ func describeSyntax(err error, offset int64) error {
 	default:
 		return fmt.Errorf("it is not JSON (near byte %d)", offset)
 	}
+}
+
+// readBody reads the body of a matched and admitted request: bounded in size and in time, not compressed, JSON where the
+// route takes JSON.
+func (s *server) readBody(c *call, rt *route) error {
+	r := c.r
+	if r.ContentLength == 0 || r.Body == http.NoBody {
+		c.bodyRead = true
+		if rt.body == bodyJSON {
+			return newProblem(codeMalformedBody, "The body is empty; a JSON object is expected.")
+		}
+		return nil
+	}
+	if r.ContentLength > rt.maxBody {
+		return tooLarge(rt)
+	}
+	// Inflating would lift every bound on size: nothing that is sent here is worth it.
+	if e := r.Header.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
+		return newProblem(codeUnsupportedMedia, "The body must not be compressed (Content-Encoding).")
+	}
+	if rt.body != bodyRaw && !isJSON(r.Header.Get("Content-Type")) {
+		return newProblem(codeUnsupportedMedia, "The body must be JSON and say so: Content-Type: application/json.")
+	}
+	// One deadline for the whole body: a sender of a byte now and then can't stretch it.
+	control := http.NewResponseController(c.ResponseWriter)
+	_ = control.SetReadDeadline(time.Now().Add(s.BodyTimeout))
+	body, err := readAll(http.MaxBytesReader(c, r.Body, rt.maxBody), r.ContentLength)
+	if err != nil {
+		var size *http.MaxBytesError
+		switch {
+		case errors.As(err, &size):
+			return tooLarge(rt)
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return newProblem(codeRequestTimeout, "The body did not arrive within %v.", s.BodyTimeout)
+		}
+		return newProblem(codeMalformedBody, "The body ended too early, or its chunks are malformed.")
+	}
+	// The deadline must not outlive the body: net/http watches the connection for a client that leaves.
+	_ = control.SetReadDeadline(time.Time{})
+	c.bodyRead, c.body = true, body
+	return nil
+}
+
+// readAll reads to the end. announced sizes the buffer, within reason: a promise of a megabyte costs nothing until it
+// comes.
+func readAll(r io.Reader, announced int64) ([]byte, error) {
+	var b bytes.Buffer
+	b.Grow(int(min(max(announced, 0)+bytes.MinRead, 64<<10)))
+	_, err := b.ReadFrom(r)
+	return b.Bytes(), err
+}
+
+func tooLarge(rt *route) *problem {
+	return newProblem(codeBodyTooLarge, "The body is longer than %d bytes.", rt.maxBody)
+}
+
+// isJSON tells whether a Content-Type is application/json or a +json type; parameters don't matter, since the body must
+// be UTF-8 in any case.
+func isJSON(contentType string) bool {
+	name, _, _ := strings.Cut(contentType, ";")
+	name = strings.ToLower(strings.TrimSpace(name))
+	return name == "application/json" || strings.HasPrefix(name, "application/") && strings.HasSuffix(name, "+json")
+}
+
+// object reads the call's body as an object's members. An empty optional body is an object without any.
+func (c *call) object() (*fields, error) {
+	if len(c.body) == 0 && c.route.body == bodyOptional {
+		return newFields(nil), nil
+	}
+	members, err := parseObject(c.body)
+	if err != nil {
+		return nil, err
+	}
+	return newFields(members), nil
+}
+
+// cleanText tells whether text can be stored: UTF-8 without NUL.
+func cleanText(s string) bool { return utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 }
+
+// truncate cuts s to at most n bytes of whole characters.
+func truncate(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "")
 }

@@ -1,10 +1,13 @@
 package http
 
 import (
+	"log/slog"
 	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
+	"time"
 )
 
 // clientIP is the address that sent the request, as far as it can be known: the TCP peer, or, if that is a trusted proxy,
@@ -76,4 +79,23 @@ func isTrusted(a netip.Addr, trusted []netip.Prefix) bool {
 
 func hasForwarding(h http.Header) bool {
 	return len(h["X-Forwarded-For"]) > 0 || len(h["Forwarded"]) > 0 || len(h["X-Real-Ip"]) > 0
+}
+
+// forwardingEvery is how often the log says that forwarding headers are ignored, and how long readiness does after one.
+const forwardingEvery = time.Hour
+
+// forwarding remembers when an untrusted peer last sent a forwarding header. Safe for concurrent use.
+type forwarding struct{ last, logged atomic.Int64 } // Unix seconds
+
+func (f *forwarding) note(now time.Time, l *slog.Logger, peer netip.Addr) {
+	f.last.Store(now.Unix())
+	if was := f.logged.Load(); now.Unix()-was >= int64(forwardingEvery.Seconds()) && f.logged.CompareAndSwap(was, now.Unix()) {
+		l.Warn("a forwarding header came from a peer that is not in TRUSTED_PROXIES and is ignored: if that is your proxy, "+
+			"all its clients count as one address", "peer", peer.String())
+	}
+}
+
+// seen tells whether there was one lately.
+func (f *forwarding) seen(now time.Time) bool {
+	return now.Unix()-f.last.Load() < int64(forwardingEvery.Seconds())
 }

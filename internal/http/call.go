@@ -1,0 +1,146 @@
+package http
+
+import (
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"runtime/debug"
+	"time"
+
+	"converger/internal/auth"
+	"converger/internal/ratelimit"
+	"converger/internal/tenants"
+)
+
+// call is one request on its way through the stages, and what they found out. It is the http.ResponseWriter that the
+// router and the handlers get, so that no context value has to be made for it.
+type call struct {
+	http.ResponseWriter
+	r       *http.Request
+	id      string // request id
+	ip      netip.Addr
+	started time.Time
+
+	route *route // nil until matched
+	auth.Caller
+	body     []byte
+	bodyRead bool
+	decision ratelimit.Decision // of the route's limit; zero when there is none
+
+	status  int // 0 until the header is written
+	written int64
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (c *call) Unwrap() http.ResponseWriter { return c.ResponseWriter }
+
+// WriteHeader notes the status.
+func (c *call) WriteHeader(status int) {
+	if c.status == 0 {
+		c.status = status
+	}
+	c.ResponseWriter.WriteHeader(status)
+}
+
+// Write counts what is sent.
+func (c *call) Write(b []byte) (int, error) {
+	if c.status == 0 {
+		c.status = http.StatusOK
+	}
+	n, err := c.ResponseWriter.Write(b)
+	c.written += int64(n)
+	return n, err
+}
+
+func (c *call) ctx() context.Context { return c.r.Context() }
+
+// param is a parameter of the route's pattern.
+func (c *call) param(name string) string { return c.r.PathValue(name) }
+
+// actor is who changes something through the management API.
+func (c *call) actor() tenants.Actor {
+	return tenants.Actor{Type: tenants.ActorOperator, ID: c.Operator.ID.String(), RequestID: c.id}
+}
+
+// ServeHTTP is the outermost stage: request id, panic guard, access log, metrics, client address, CORS. Then the router
+// finds the route, whose guards go on (see server.serve).
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c := &call{ResponseWriter: w, r: r, started: time.Now(), id: requestID(r)}
+	s.metrics.inFlight.Inc()
+	defer s.finish(c)
+
+	var ignored bool
+	if c.ip, ignored = clientIP(r, s.TrustedProxies); ignored {
+		s.forwarding.note(c.started, s.Logger, c.ip)
+	}
+	s.setCommonHeaders(c)
+	if s.cors(c) {
+		return // a preflight, answered
+	}
+	s.mux.ServeHTTP(c, r)
+}
+
+// finish turns a panic into a 500, and writes the one line and the metrics of the request.
+func (s *server) finish(c *call) {
+	if v := recover(); v != nil {
+		if v == http.ErrAbortHandler { //nolint:errorlint // net/http compares it so
+			s.metrics.inFlight.Dec()
+			panic(v)
+		}
+		s.Logger.LogAttrs(c.r.Context(), slog.LevelError, "panic in a handler", slog.String("request_id", c.id),
+			slog.String("route", c.pattern()), slog.Any("panic", v), slog.String("stack", string(debug.Stack())))
+		if c.status == 0 {
+			s.write(c, newProblem(codeInternal, "Something went wrong here. It was logged under the request id.").reply(s.PublicURL, c.id))
+		}
+	}
+	took := time.Since(c.started)
+	s.metrics.inFlight.Dec()
+	s.metrics.observe(c, took)
+
+	// Refusals by a limit are counted in metrics; a line for each would let a flood fill the disk.
+	level := slog.LevelInfo
+	if c.status == http.StatusTooManyRequests || c.route != nil && c.route.quiet {
+		level = slog.LevelDebug
+	}
+	if !s.Logger.Enabled(c.r.Context(), level) {
+		return
+	}
+	// The pattern and never the path or the query: both can hold secrets (a handshake's verify token) and anything at all.
+	attrs := [8]slog.Attr{
+		slog.String("request_id", c.id), slog.String("method", methodLabel(c.r.Method)), slog.String("route", c.pattern()),
+		slog.Int("status", c.status), slog.Duration("took", took), slog.Int64("bytes", c.written), slog.String("ip", c.ip.String()),
+	}
+	n := 7
+	if c.Tenant != nil {
+		attrs[n] = slog.String("tenant_id", c.Tenant.ID.String())
+		n++
+	}
+	s.Logger.LogAttrs(c.r.Context(), level, "request", attrs[:n]...)
+}
+
+// unmatched stands for every address that no route has.
+const unmatched = "unmatched"
+
+func (c *call) pattern() string {
+	if c.route == nil {
+		return unmatched
+	}
+	return c.route.pattern
+}
+
+// requestID takes over a caller's id, so that its logs and ours can be joined, if it is harmless in a log and a header.
+func requestID(r *http.Request) string {
+	if given := r.Header.Get("X-Request-Id"); len(given) >= 8 && len(given) <= 128 {
+		ok := true
+		for i := range len(given) {
+			ch := given[i]
+			ok = ok && (ch >= '0' && ch <= '9' || ch >= 'A' && ch <= 'Z' || ch >= 'a' && ch <= 'z' || ch == '-' || ch == '_' || ch == '.')
+		}
+		if ok {
+			return given
+		}
+	}
+	return "req_" + rand.Text()
+}

@@ -1,0 +1,132 @@
+package http
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"converger/internal/activity"
+	"converger/internal/auth"
+	"converger/internal/channel"
+	"converger/internal/delivery"
+	"converger/internal/fault"
+	"converger/internal/inbound"
+	"converger/internal/postgres"
+	"converger/internal/ratelimit"
+	"converger/internal/secrets"
+	"converger/internal/tenants"
+)
+
+// retryUnavailable is what Retry-After says, in seconds, while the database or a queue can't take a request: long enough
+// to spare it, short enough for a provider's webhook.
+const retryUnavailable = 2
+
+// mapping says what the caller is told when a domain package returns an error.
+type mapping struct {
+	is     error
+	code   code
+	status int // 0: the catalogue's
+	detail string
+}
+
+// mappings is the one list from errors to problems; the first that matches decides. A test holds it complete: each
+// exported Err of the domain packages is in it. Those with codeInternal are no caller's business: they are logged.
+var mappings = []mapping{
+	{auth.ErrMalformed, codeInvalidCredential, 0, "The credential is malformed: it was not copied whole, or it is of another kind."},
+	{auth.ErrUnknown, codeInvalidCredential, 0, "Nobody is known by this credential."},
+	{auth.ErrExpired, codeCredentialExpired, 0, "The credential has expired."},
+	{auth.ErrRevoked, codeCredentialRevoked, 0, "The credential was revoked."},
+	{auth.ErrChannelGone, codeCredentialRevoked, 0, "The channel of this token does not exist any more."},
+	{auth.ErrChannelInactive, codeChannelInactive, 0, "The channel is inactive."},
+	{auth.ErrTenantSuspended, codeTenantSuspended, 0, "The tenant is suspended."},
+	{auth.ErrToken, codeInvalidCredential, 0, "The token is not valid."},
+	{auth.ErrTokenExpired, codeCredentialExpired, 0, "The token has expired."},
+	{auth.ErrWeakSecret, codeInternal, 0, ""},
+
+	{activity.ErrNotFound, codeNotFound, 0, "There is no such conversation or activity."},
+	{activity.ErrClosed, codeConversationClosed, 0, "The conversation is closed."},
+	{activity.ErrKeyReused, codeKeyReused, 0, "This idempotency key was used before with another body; nothing was done."},
+	{activity.ErrOverloaded, codeOverloaded, 0, "Too many activities are waiting to be stored. Nothing was stored; send the request again."},
+	{activity.ErrLockTimeout, codeInProgress, 0, "Another request holds the conversation or the idempotency key. Send this one again."},
+	{activity.ErrUnknownOutcome, codeUnavailable, 0, "The database went away while the activity was being stored, and may have stored it. " +
+		"Send the request again with the same idempotency key."},
+	{activity.ErrBadWatermark, codeInvalidWatermark, 0, "The watermark is not one that this API gave out."},
+
+	{channel.ErrUnsigned, codeInvalidSignature, 0, "The request is not signed, and this channel takes signed requests only."},
+	{channel.ErrSignature, codeInvalidSignature, 0, "The signature does not match the body, or its time is too far off."},
+	{channel.ErrForbidden, codeVerificationFailed, 0, "The handshake was refused."},
+
+	{channel.ErrNotFound, codeNotFound, 0, "There is no such channel."},
+	{channel.ErrNameTaken, codeConflict, 0, "The tenant has a channel of this name."},
+	{channel.ErrBlockedTarget, codeInternal, 0, ""},
+
+	{delivery.ErrNotFound, codeNotFound, 0, "There is no such delivery."},
+	{delivery.ErrUnknownStatus, codeInvalidParameter, 0, "Invalid status."},
+
+	{inbound.ErrNotFound, codeNotFound, 0, "There is no such event."},
+	{inbound.ErrNotAccepting, codeInboundRefused, 0, "The channel's type or mode takes no messages from outside."},
+	{inbound.ErrNotReplayable, codeConflict, 0, "Only rejected and failed events can be processed again."},
+	{inbound.ErrUnreadable, codeMalformedBody, 0, "The body is not what a channel of this type takes."},
+	{inbound.ErrNoReceipt, codeValidationFailed, 0, "The body holds no receipt: status, and delivery_id or provider_message_id."},
+
+	{tenants.ErrNotFound, codeNotFound, 0, "There is no such tenant, key or token."},
+	{tenants.ErrNameTaken, codeConflict, 0, "The name is taken."},
+	{tenants.ErrMalformedKey, codeInvalidCredential, 0, "The key is malformed."},
+	{tenants.ErrKeyExpired, codeCredentialExpired, 0, "The key has expired."},
+	{tenants.ErrKeyRevoked, codeCredentialRevoked, 0, "The key was revoked."},
+
+	{ratelimit.ErrNoOverride, codeValidationFailed, 0, "Tenants can't be given their own limit of this bucket."},
+	{ratelimit.ErrShortSecret, codeInternal, 0, ""},
+
+	{secrets.ErrSealed, codeInternal, 0, ""},
+	{secrets.ErrUnknownKey, codeInternal, 0, ""},
+}
+
+// problemOf finds the problem that err is for its caller. unknown says that nobody expected err: its text is for the
+// log and not for the caller.
+func problemOf(err error) (p *problem, unknown bool) {
+	if errors.As(err, &p) {
+		return p, false
+	}
+	var invalid *fault.Invalid
+	if errors.As(err, &invalid) {
+		return invalidProblem(invalid), false
+	}
+	var limits ratelimit.Errors
+	if errors.As(err, &limits) {
+		invalid = &fault.Invalid{}
+		for _, e := range limits {
+			invalid.Addf(e.Pointer, e.Code, "%s", e.Detail)
+		}
+		return invalidProblem(invalid), false
+	}
+	for _, m := range mappings {
+		if errors.Is(err, m.is) {
+			if m.code == codeInternal {
+				break
+			}
+			p = &problem{code: m.code, status: m.status, detail: m.detail}
+			if s := kinds[m.code].Status; s == http.StatusServiceUnavailable || m.code == codeInProgress {
+				p.retryAfter(retryUnavailable)
+			}
+			return p, false
+		}
+	}
+	if postgres.IsUnavailable(err) || errors.Is(err, context.Canceled) {
+		// A cancelled request has nobody who reads the answer: any will do, and it is no fault of ours.
+		return newProblem(codeUnavailable, "The database does not answer for the moment. Nothing was stored; send the request again.").
+			retryAfter(retryUnavailable), false
+	}
+	return newProblem(codeInternal, "Something went wrong here. It was logged under the request id."), true
+}
+
+func invalidProblem(invalid *fault.Invalid) *problem {
+	p := &problem{code: codeValidationFailed, detail: "The request has an invalid field."}
+	if len(invalid.Fields) > 1 {
+		p.detail = "The request has invalid fields."
+	}
+	for _, f := range invalid.Fields {
+		p.fields = append(p.fields, fieldProblem{Pointer: "#" + f.Pointer, Code: f.Code, Detail: f.Detail})
+	}
+	return p
+}

@@ -1,0 +1,195 @@
+package http
+
+import (
+	"log/slog"
+	"maps"
+	"net/netip"
+	"sync"
+	"time"
+
+	"converger/internal/ratelimit"
+	"converger/internal/tenants"
+)
+
+// Deriver prepares, for each entry of the tenants directory, what a request's limit needs: the hashed keys of its
+// budgets and the tenant's compiled overrides. Give it to [tenants.NewDirectory].
+type Deriver struct {
+	hasher ratelimit.Hasher
+	logger *slog.Logger
+}
+
+var _ tenants.Deriver = Deriver{}
+
+// NewDeriver makes a deriver; the hasher is the one given in [Deps].
+func NewDeriver(h ratelimit.Hasher, l *slog.Logger) Deriver { return Deriver{h, l} }
+
+type tenantLimits struct {
+	overrides               *ratelimit.Overrides // nil: none
+	activityCreate, apiRead ratelimit.Key
+}
+
+type channelLimits struct{ inbound, unproven, tokenGenerate ratelimit.Key }
+
+type operatorLimits struct{ management ratelimit.Key }
+
+// Tenant implements [tenants.Deriver].
+func (d Deriver) Tenant(t *tenants.TenantEntry) any {
+	overrides, err := ratelimit.Compile(t.Limits)
+	if err != nil {
+		// Checked when it was saved: another version of the program, or a hand, wrote it. The other entries stand.
+		d.logger.Warn("a tenant's stored limit is not valid and is ignored", "tenant_id", t.ID, "error", err.Error())
+	}
+	return &tenantLimits{
+		overrides:      overrides,
+		activityCreate: d.hasher.Tenant(ratelimit.ActivityCreate, t.ID),
+		apiRead:        d.hasher.Tenant(ratelimit.APIRead, t.ID),
+	}
+}
+
+// Channel implements [tenants.Deriver].
+func (d Deriver) Channel(c *tenants.ChannelEntry) any {
+	return &channelLimits{
+		inbound:       d.hasher.Channel(ratelimit.Inbound, c.TenantID, c.ID),
+		unproven:      d.hasher.ChannelUnproven(ratelimit.Inbound, c.TenantID, c.ID),
+		tokenGenerate: d.hasher.Channel(ratelimit.TokenGenerate, c.TenantID, c.ID),
+	}
+}
+
+// OperatorToken implements [tenants.Deriver].
+func (d Deriver) OperatorToken(t *tenants.OperatorEntry) any {
+	return &operatorLimits{management: d.hasher.Operator(ratelimit.Management, t.ID)}
+}
+
+func overridesOf(t *tenants.TenantEntry) *ratelimit.Overrides {
+	if t == nil {
+		return nil
+	}
+	return t.Derived.(*tenantLimits).overrides
+}
+
+// budget is the key of whom the bucket counts for this caller.
+func (s *server) budget(c *call, b ratelimit.Bucket) ratelimit.Key {
+	switch b {
+	case ratelimit.Inbound:
+		ch := c.Channel.Derived.(*channelLimits)
+		if s.proven.has(s.Hasher, c.Channel, c.ip, c.started) {
+			return ch.inbound
+		}
+		return ch.unproven
+	case ratelimit.TokenGenerate:
+		return c.Channel.Derived.(*channelLimits).tokenGenerate
+	case ratelimit.ActivityCreate:
+		return c.Tenant.Derived.(*tenantLimits).activityCreate
+	case ratelimit.Management:
+		return c.Operator.Derived.(*operatorLimits).management
+	case ratelimit.APIRead:
+		if c.Token == nil {
+			return c.Tenant.Derived.(*tenantLimits).apiRead
+		}
+		// A user; an anonymous one is known by the conversation that its token is bound to, else by its channel only.
+		user := "user:" + c.Token.UserID
+		if c.Token.UserID == "" {
+			user = "conversation:" + c.Token.ConversationID.String()
+		}
+		return s.Hasher.User(b, c.Tenant.ID, c.Channel.ID, user)
+	}
+	panic("http: no subject for bucket " + b.String()) // a fault of the route table, which a test drives whole
+}
+
+// spend takes one from the budget of the route's bucket, or refuses with the problem that says so.
+func (s *server) spend(c *call, b ratelimit.Bucket) error {
+	c.decision = s.Limiter.Check(c.ctx(), s.Limiter.Now(), ratelimit.Item{
+		Key: s.budget(c, b), Policy: s.Limiter.Policy(b, overridesOf(c.Tenant), nil), Cost: 1,
+	})
+	if c.decision.Allowed {
+		return nil
+	}
+	return limitProblem(c.decision)
+}
+
+// stranger answers a request whose credential nobody issued: with the problem, or, when its address has sent too many
+// of them, with 429 in its place. refund takes the count back: the caller turned out to be known.
+func (s *server) stranger(c *call, answer error) (refund func(), err error) {
+	it := ratelimit.Item{
+		Key: s.Hasher.IP(ratelimit.UnknownCaller, c.ip), Policy: s.Limiter.Policy(ratelimit.UnknownCaller, nil, nil), Cost: 1,
+	}
+	d := s.Limiter.Check(c.ctx(), s.Limiter.Now(), it)
+	if !d.Allowed {
+		c.decision = d
+		return nil, limitProblem(d)
+	}
+	return func() { s.Limiter.Refund(c.ctx(), d, it) }, answer
+}
+
+// limitProblem is the 429 of a refusal.
+func limitProblem(d ratelimit.Decision) *problem {
+	retry := d.RetryAfterSeconds()
+	p := &problem{
+		code: codeRateLimited, detail: string(d.AppendDetail(nil)),
+		extra: &limitDetail{
+			Bucket: d.Policy.Bucket().String(), Limit: uint64(d.Policy.Limit()), ScaleMS: int64(d.Policy.ScaleMs()),
+			RetryAfterMS: int64(d.WaitMs),
+		},
+	}
+	return p.retryAfter(retry)
+}
+
+// provenFor is how long one valid signature lets an address count against its channel's own budget.
+const provenFor = time.Hour
+
+// maxProven bounds the addresses remembered on a node, 48 bytes or so each. Only holders of a channel's secret can add
+// one; when there are more, some are forgotten and share the budget of the unproven until their next signature.
+const maxProven = 1 << 16
+
+// proven remembers which addresses have lately sent a valid signature to which channel. Safe for concurrent use.
+type proven struct {
+	shards [16]struct {
+		sync.RWMutex
+		until map[ratelimit.Key]int64 // Unix seconds
+	}
+}
+
+func newProven() *proven {
+	p := &proven{}
+	for i := range p.shards {
+		p.shards[i].until = make(map[ratelimit.Key]int64)
+	}
+	return p
+}
+
+func provenKey(h ratelimit.Hasher, ch *tenants.ChannelEntry, ip netip.Addr) ratelimit.Key {
+	return h.ChannelIP(ratelimit.Inbound, ch.TenantID, ch.ID, ip)
+}
+
+func (p *proven) has(h ratelimit.Hasher, ch *tenants.ChannelEntry, ip netip.Addr, now time.Time) bool {
+	key := provenKey(h, ch, ip)
+	shard := &p.shards[key.Lo%uint64(len(p.shards))]
+	shard.RLock()
+	defer shard.RUnlock()
+	return shard.until[key] > now.Unix()
+}
+
+func (p *proven) add(h ratelimit.Hasher, ch *tenants.ChannelEntry, ip netip.Addr, now time.Time) {
+	key := provenKey(h, ch, ip)
+	shard := &p.shards[key.Lo%uint64(len(p.shards))]
+	until := now.Add(provenFor).Unix()
+
+	shard.RLock()
+	known := shard.until[key]
+	shard.RUnlock()
+	if known > until-60 {
+		return // renewed within the last minute: no lock for each webhook
+	}
+	shard.Lock()
+	defer shard.Unlock()
+	if _, ok := shard.until[key]; !ok && len(shard.until) >= maxProven/len(p.shards) {
+		maps.DeleteFunc(shard.until, func(_ ratelimit.Key, u int64) bool { return u <= now.Unix() })
+		for some := range shard.until { // in random order
+			if len(shard.until) < maxProven/len(p.shards) {
+				break
+			}
+			delete(shard.until, some)
+		}
+	}
+	shard.until[key] = until
+}

@@ -1,0 +1,323 @@
+package http
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+
+	"github.com/go-chi/chi/v5"
+
+	"converger/internal/auth"
+	"converger/internal/ratelimit"
+	"converger/internal/tenants"
+)
+
+// credential is what a route asks for to know who is calling.
+type credential uint8
+
+const (
+	credentialNone      credential = iota
+	credentialMetrics              // the metrics token or address, checked by the handler
+	credentialKey                  // X-Api-Key: a tenant's API key
+	credentialSecret               // Authorization: Bearer, a channel's secret
+	credentialToken                // Authorization: Bearer, a client token
+	credentialOperator             // Authorization: Bearer, an operator token
+	credentialSignature            // the channel in the path, and a signature over the body that the handler checks
+)
+
+var credentialNames = [...]string{"none", "metrics", "api_key", "channel_secret", "client_token", "operator_token", "signature"}
+
+func (c credential) String() string { return credentialNames[c] }
+
+// bodyKind is what a route does with a body.
+type bodyKind uint8
+
+const (
+	bodyNone     bodyKind = iota // never read
+	bodyJSON                     // a JSON object
+	bodyOptional                 // a JSON object or nothing
+	bodyRaw                      // the exact bytes, whatever they are
+)
+
+var bodyNames = [...]string{"-", "json", "json?", "raw"}
+
+func (b bodyKind) String() string { return bodyNames[b] }
+
+// route is a row of the route table: what a request must pass, and what then answers it.
+type route struct {
+	method, pattern string
+	auth            credential
+	scope           tenants.Scopes   // 0: none
+	bucket          ratelimit.Bucket // 0: not limited
+	body            bodyKind
+	maxBody         int64 // bytes
+	quiet           bool  // probes: their lines are for debugging only
+	handle          func(*call) (*reply, error)
+
+	series *routeSeries
+}
+
+// onLimiterFailure says what happens when the limiter's backend can't decide for the whole cluster. It is a property of
+// the bucket, kept by the stores: guards of credentials go on by this node's strict share, the others by its fair one;
+// no route turns into a 5xx because of the limiter.
+func (rt *route) onLimiterFailure() string {
+	switch {
+	case rt.bucket == 0:
+		return "-"
+	case rt.bucket.Info().Guard:
+		return "closed"
+	}
+	return "local"
+}
+
+// beforeAuth tells whether the route's limit needs no credential: the path names whom it counts.
+func (rt *route) beforeAuth() bool { return rt.auth == credentialSignature }
+
+// mount builds the router from the table.
+func (s *server) mount() http.Handler {
+	mux := chi.NewRouter()
+	for i := range s.routes {
+		rt := &s.routes[i]
+		rt.series = s.metrics.series(rt.method, rt.pattern)
+		serve := func(w http.ResponseWriter, r *http.Request) { s.serve(w.(*call), r, rt) }
+		mux.MethodFunc(rt.method, rt.pattern, serve)
+		if rt.method == http.MethodGet {
+			mux.MethodFunc(http.MethodHead, rt.pattern, serve) // net/http keeps the body back
+		}
+	}
+	mux.NotFound(func(w http.ResponseWriter, _ *http.Request) {
+		s.refuse(w.(*call), newProblem(codeNotFound, "There is nothing at this address."))
+	})
+	mux.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
+		c := w.(*call)
+		allow := allowed(mux, r)
+		if allow == "" { // a method that no address has, at an address that does not exist
+			s.refuse(c, newProblem(codeNotFound, "There is nothing at this address."))
+			return
+		}
+		s.refuse(c, newProblem(codeMethodNotAllowed, "This address answers to %s.", allow).with("Allow", allow))
+	})
+	return mux
+}
+
+// allowed lists the methods that the request's address has routes for.
+func allowed(mux chi.Routes, r *http.Request) string {
+	path := r.URL.RawPath
+	if path == "" {
+		path = r.URL.Path
+	}
+	var methods []string
+	for _, m := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
+		if mux.Match(chi.NewRouteContext(), m, path) {
+			methods = append(methods, m)
+		}
+	}
+	return strings.Join(methods, ", ")
+}
+
+// serve takes a matched request through the guards of its route, in the one order there is, and answers it.
+func (s *server) serve(c *call, r *http.Request, rt *route) {
+	c.r, c.route = r, rt
+	p, err := s.answer(c, rt)
+	if err != nil {
+		s.refuse(c, err)
+		return
+	}
+	if p != nil { // nil: the handler has written by itself
+		s.write(c, p)
+	}
+}
+
+func (s *server) answer(c *call, rt *route) (*reply, error) {
+	if rt.beforeAuth() {
+		if err := s.findChannel(c); err != nil {
+			return nil, err
+		}
+	} else if err := s.authenticate(c, rt); err != nil {
+		return nil, err
+	}
+	if rt.bucket != 0 {
+		if err := s.spend(c, rt.bucket); err != nil {
+			return nil, err
+		}
+	}
+	s.noteUse(c)
+	if rt.scope != 0 && !c.Scopes().Has(rt.scope) {
+		return nil, newProblem(codeInsufficientScope, "This request needs a credential with the scope %q.", scopeName(rt.scope))
+	}
+	if !acceptsJSON(c.r.Header) && rt.auth != credentialNone && rt.auth != credentialMetrics && rt.auth != credentialSignature {
+		return nil, newProblem(codeNotAcceptable, "This API answers in JSON, which the Accept header excludes.")
+	}
+	ctx, cancel := context.WithTimeout(c.ctx(), s.HandlerTimeout)
+	defer cancel()
+	c.r = c.r.WithContext(ctx)
+	if rt.body != bodyNone {
+		if err := s.readBody(c, rt); err != nil {
+			return nil, err
+		}
+	}
+	return rt.handle(c)
+}
+
+func (s *server) noteUse(c *call) {
+	switch {
+	case s.Usage == nil:
+	case c.Key != nil:
+		s.Usage.Key(c.Key.ID, c.started)
+	case c.Operator != nil:
+		s.Usage.OperatorToken(c.Operator.ID, c.started)
+	}
+}
+
+func scopeName(s tenants.Scopes) string {
+	if s == tenants.ScopeWrite {
+		return "write"
+	}
+	return "read"
+}
+
+// authenticate finds out who is calling, from memory.
+func (s *server) authenticate(c *call, rt *route) error {
+	if rt.auth == credentialNone || rt.auth == credentialMetrics {
+		return nil
+	}
+	text, err := credentialText(c.r.Header, rt.auth)
+	if err != nil {
+		return err
+	}
+	return s.identify(c, func() (auth.Caller, error) {
+		switch rt.auth {
+		case credentialKey:
+			return s.auth.APIKey(c.started, text)
+		case credentialOperator:
+			return s.auth.Operator(c.started, text)
+		case credentialToken:
+			return s.auth.ClientToken(c.started, text)
+		default:
+			return s.auth.ChannelSecret(text)
+		}
+	}, func(err error) error {
+		if rt.auth == credentialSecret && auth.LooksLikeToken(text) && errors.Is(err, auth.ErrUnknown) {
+			return newProblem(codeSecretRequired, "Token generation requires the channel's secret, not a token.")
+		}
+		p, _ := problemOf(err)
+		if kinds[p.code].Status == http.StatusUnauthorized {
+			p.with("Www-Authenticate", challenge(rt.auth))
+		}
+		return p
+	})
+}
+
+// findChannel finds the channel that the path names, for routes that are authenticated by a signature.
+func (s *server) findChannel(c *call) error {
+	id, err := parseID(c.param("channel_id"))
+	if err != nil {
+		// Text that can't be an id can't be a guess at one.
+		return newProblem(codeMalformedID, "The channel's id in the address is not a UUID.")
+	}
+	return s.identify(c, func() (auth.Caller, error) { return s.auth.Channel(id) }, func(err error) error {
+		switch {
+		case errors.Is(err, auth.ErrUnknown):
+			return newProblem(codeNotFound, "There is no such channel.")
+		case errors.Is(err, auth.ErrChannelInactive):
+			// 400 as in the documented API, where the status of other refusals of a webhook is 400 too.
+			return newProblem(codeChannelInactive, "The channel is inactive.").as(http.StatusBadRequest)
+		}
+		p, _ := problemOf(err)
+		return p
+	})
+}
+
+// identify runs a lookup in the directory and keeps whom it found. Failures that a guesser makes are counted by address;
+// one that may only be newer than the directory is looked up once more after an early poll, if there is one to have.
+func (s *server) identify(c *call, lookup func() (auth.Caller, error), explain func(error) error) (err error) {
+	if c.Caller, err = lookup(); err == nil {
+		return nil
+	}
+	refund := func() {}
+	if auth.IsStranger(err) {
+		var refused error
+		if refund, refused = s.stranger(c, nil); refused != nil {
+			return refused
+		}
+	}
+	if auth.MayBeNewer(err) && s.Directory.Miss(c.ctx()) {
+		if c.Caller, err = lookup(); err == nil || !auth.IsStranger(err) {
+			refund()
+		}
+		if err == nil {
+			return nil
+		}
+	}
+	return explain(err)
+}
+
+// credentialText takes the credential out of the headers. A missing one is not a guess and is not counted as one.
+func credentialText(h http.Header, kind credential) (string, error) {
+	if kind == credentialKey {
+		if key := h.Get("X-Api-Key"); key != "" {
+			return key, nil
+		}
+		return "", newProblem(codeMissingCredential, "This address needs a tenant's API key in the header X-Api-Key.").
+			with("Www-Authenticate", challenge(kind))
+	}
+	scheme, text, _ := strings.Cut(h.Get("Authorization"), " ")
+	if text = strings.TrimSpace(text); strings.EqualFold(scheme, "Bearer") && text != "" {
+		return text, nil
+	}
+	what := map[credential]string{credentialSecret: "a channel's secret", credentialToken: "a client token", credentialOperator: "an operator token"}[kind]
+	return "", newProblem(codeMissingCredential, "This address needs %s in the header Authorization: Bearer.", what).
+		with("Www-Authenticate", challenge(kind))
+}
+
+// challenge is the WWW-Authenticate header that a 401 must have (RFC 9110, 15.5.2).
+func challenge(kind credential) string {
+	if kind == credentialKey {
+		return `ApiKey realm="converger", header="X-Api-Key"`
+	}
+	return `Bearer realm="converger"`
+}
+
+// acceptsJSON tells whether the Accept header leaves room for JSON. Anything that can't be understood does.
+func acceptsJSON(h http.Header) bool {
+	values := h["Accept"]
+	if len(values) == 0 {
+		return true
+	}
+	for _, line := range values {
+		for part := range strings.SplitSeq(line, ",") {
+			name, params, _ := strings.Cut(part, ";")
+			name = strings.ToLower(strings.TrimSpace(name))
+			if q := strings.ReplaceAll(params, " ", ""); strings.HasPrefix(q, "q=0") && strings.Trim(q[3:], ".0") == "" {
+				continue
+			}
+			if name == "" || name == "*/*" || name == "application/*" || strings.HasSuffix(name, "json") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// The methods below fill in a copy of a row that a resource's rows have in common.
+
+func (rt route) at(pattern string, handle func(*call) (*reply, error)) route {
+	rt.pattern, rt.handle = pattern, handle
+	return rt
+}
+
+func (rt route) takes(b bodyKind) route {
+	rt.body = b
+	return rt
+}
+
+func (rt route) limitedBy(b ratelimit.Bucket) route {
+	rt.bucket = b
+	return rt
+}
+
+func (rt route) by(method string) route {
+	rt.method = method
+	return rt
+}
