@@ -192,6 +192,7 @@ type Ignored struct {
 // Message is one message from outside, or an adapter's reply. Strings are valid UTF-8 without NUL. Its limits
 // (lengths, known types) are checked by package activity.
 type Message struct {
+	Index             int        // of the item among all items of the body, from 0, as Rejected.Index
 	ProviderID        string     // de-duplicates within the channel, at most MaxProviderID bytes; "" never does
 	ConversationID    *uuid.UUID // named by the sender; not checked
 	Participant       *Participant

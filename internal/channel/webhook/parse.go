@@ -121,6 +121,7 @@ func (it *item) first(names ...string) (string, bool) {
 
 func (it *item) message(requestID string, now time.Time) channel.Message {
 	m := channel.Message{
+		Index:             it.index,
 		ProviderID:        requestID,
 		ConversationID:    it.uuid("conversation_id"),
 		Sender:            it.text(1, 0, "sender", "from"),

@@ -216,7 +216,7 @@ func (p *parser) message(m map[string]any, contacts []contact, phoneNumberID, at
 		p.reject(id, at+pointer, fault.Required, "%s", missing)
 		return
 	}
-	p.next()
+	msg.Index = p.next()
 	p.in.Messages = append(p.in.Messages, msg)
 }
 
