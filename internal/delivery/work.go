@@ -113,6 +113,9 @@ func (s *Service) deliver(ctx context.Context, l *lane, sender channel.Sender, u
 	switch {
 	case errors.Is(err, channel.ErrNotFound):
 		return false, false, nil // deleted just now
+	case ctx.Err() != nil:
+		_, err := s.record(ctx, l, nil, giveBack(0))
+		return true, true, err
 	case err != nil:
 		_, _ = s.record(ctx, l, nil, giveBack(channelRetry))
 		return true, false, fmt.Errorf("read channel %s: %w", l.channel, err)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -80,8 +79,9 @@ type Client struct {
 	inbound   InboundProcessor
 	o         Options
 	log       *slog.Logger
-	poke      chan struct{}
-	handed    atomic.Int64 // unix nanoseconds of the last insertion of lanes
+	pokes     chan struct{} // capacity 1
+	lanes     poker
+	events    poker
 }
 
 var _ delivery.Jobs = (*Client)(nil)
@@ -97,7 +97,8 @@ func New(pool *pgxpool.Pool, deliverer Deliverer, o Options) (*Client, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	c := &Client{pool: pool, deliverer: deliverer, o: o, log: log, poke: make(chan struct{}, 1)}
+	c := &Client{pool: pool, deliverer: deliverer, o: o, log: log, pokes: make(chan struct{}, 1)}
+	c.lanes.queue, c.events.queue = queueLanes, queueInbound
 	config := &river.Config{
 		FetchCooldown:               fetchCooldown,
 		FetchPollInterval:           fetchPoll,
