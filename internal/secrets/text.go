@@ -14,8 +14,9 @@ const redacted = "[redacted]"
 // slog, encoding/json, encoding.TextMarshaler) gets "[redacted]". [Text.Reveal] is the one way out, and easy to search
 // for. Reading JSON into a Text takes the string as it is.
 //
-// Go's fmt does not call methods on unexported struct fields: a struct that keeps a Text in one must not be printed, or
-// must have a String method of its own.
+// Two holes are fmt's own. It does not call methods on unexported struct fields: a struct that keeps a Text in one must
+// not be printed, or must have a String method. And it answers %w and %p of a Text with a complaint that shows the value;
+// go vet refuses both.
 type Text string
 
 var (
