@@ -14,9 +14,9 @@ const redacted = "[redacted]"
 // slog, encoding/json, encoding.TextMarshaler) gets "[redacted]". [Text.Reveal] is the one way out, and easy to search
 // for. Reading JSON into a Text takes the string as it is.
 //
-// Two holes are fmt's own. It does not call methods on unexported struct fields: a struct that keeps a Text in one must
-// not be printed, or must have a String method. And it answers %w and %p of a Text with a complaint that shows the value;
-// go vet refuses both.
+// Three holes cannot be closed from here. fmt does not call methods on unexported struct fields: a struct that keeps a
+// Text in one must not be printed, or must have a String method. fmt answers %w and %p of a Text with a complaint that
+// shows the value; go vet refuses both. encoding/json writes map keys of a string type as they are: a Text is no key.
 type Text string
 
 var (
@@ -37,7 +37,7 @@ func (Text) Format(s fmt.State, _ rune) { _, _ = io.WriteString(s, redacted) }
 // LogValue implements [slog.LogValuer].
 func (Text) LogValue() slog.Value { return slog.StringValue(redacted) }
 
-// MarshalText implements [encoding.TextMarshaler], and so covers JSON (values and map keys), XML and flags.
+// MarshalText implements [encoding.TextMarshaler], and so covers JSON, XML and flags.
 func (Text) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
 // Hash is the SHA-256 of a secret, by which it is stored and looked up. That is enough for secrets of 256 random bits,
