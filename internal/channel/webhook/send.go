@@ -54,16 +54,14 @@ func (a *Adapter) Send(ctx context.Context, ch *channel.Channel, out channel.Out
 		return watch.failure(err, req.URL.Host, false)
 	}
 	defer resp.Body.Close()
-	// Read on beyond the excerpt: a connection whose answer was read to its end can be used again.
-	excerpt := excerptWriter{limit: maxExcerpt}
-	_, bodyErr := io.Copy(&excerpt, io.LimitReader(resp.Body, c.MaxResponseBytes))
+	excerpt, bodyErr := readAnswer(resp.Body, c.MaxResponseBytes)
 
 	outcome := byStatus(resp, out.Now)
 	if outcome.Kind == channel.Sent && bodyErr != nil {
 		outcome = watch.failure(bodyErr, req.URL.Host, true)
 	}
 	outcome.StatusCode = resp.StatusCode
-	outcome.Response = withoutSecrets(payload.Excerpt(excerpt.kept, maxExcerpt), c)
+	outcome.Response = withoutSecrets(payload.Excerpt(excerpt, maxExcerpt), c)
 	return outcome
 }
 
@@ -145,17 +143,15 @@ func retryAfter(value string, now time.Time) time.Duration {
 	return max(0, min(wait, channel.MaxRetryAfter))
 }
 
-// excerptWriter keeps the first bytes written to it.
-type excerptWriter struct {
-	kept  []byte
-	limit int
-}
-
-func (w *excerptWriter) Write(p []byte) (int, error) {
-	if room := w.limit - len(w.kept); room > 0 {
-		w.kept = append(w.kept, p[:min(room, len(p))]...)
+// readAnswer reads at most most bytes and returns the first of them. It reads on beyond those because a connection whose
+// answer was read to its end can be used again.
+func readAnswer(body io.Reader, most int64) ([]byte, error) {
+	body = io.LimitReader(body, most)
+	excerpt, err := io.ReadAll(io.LimitReader(body, maxExcerpt))
+	if err == nil {
+		_, err = io.Copy(io.Discard, body)
 	}
-	return len(p), nil
+	return excerpt, err
 }
 
 // withoutSecrets hides the channel's own header values in an answer that repeats the request.
