@@ -240,7 +240,8 @@ func (p *Policy) Fresh(now Instant) State {
 // policy: it starts from the use at this moment, of a token bucket at most a
 // full one.
 func (p *Policy) Convert(shape uint64, s State, now Instant) State {
-	used := FromShape(shape).Used(s, now)
+	old := FromShape(shape)
+	used := old.Used(s, now)
 	s = p.Fresh(now)
 	if p.alg != TokenBucket {
 		s.Word += uint64(used)
@@ -252,8 +253,8 @@ func (p *Policy) Convert(shape uint64, s State, now Instant) State {
 
 // FromShape rebuilds what a policy's shape tells: enough to read a counter, but
 // a window's limit and a bucket's burst are the greatest possible ones.
-func FromShape(shape uint64) *Policy {
-	p := &Policy{
+func FromShape(shape uint64) Policy {
+	p := Policy{
 		alg: Algorithm(shape >> 57 & 3), scaleMs: uint32(shape >> 30 & (1<<27 - 1)),
 		limit: MaxLimit, shape: shape,
 	}

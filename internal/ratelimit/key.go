@@ -113,13 +113,15 @@ func (h Hasher) Operator(b Bucket, token [16]byte) Key {
 // injective, so the length that SipHash itself appends is not needed.
 type sip struct{ v0, v1, v2, v3 uint64 }
 
-func (h Hasher) bucket(b Bucket) sip {
-	s := sip{
+func (h Hasher) start() sip {
+	return sip{
 		h.k0 ^ 0x736f6d6570736575, h.k1 ^ 0x646f72616e646f6d ^ 0xee,
 		h.k0 ^ 0x6c7967656e657261, h.k1 ^ 0x7465646279746573,
 	}
-	return s.text(partBucket, b.String())
 }
+
+// bucket begins a key with the bucket's name, since numbers may change.
+func (h Hasher) bucket(b Bucket) sip { return h.start().text(partBucket, b.String()) }
 
 func sipRound(v0, v1, v2, v3 uint64) (uint64, uint64, uint64, uint64) {
 	v0 += v1

@@ -454,7 +454,8 @@ func (s *Store) Refund(_ context.Context, at ratelimit.Instant, it ratelimit.Ite
 		if shape := r.sl.shape.Load(); shape == 0 {
 			return
 		} else if shape != p.Shape() { // changed since: give back in its present unit
-			p = ratelimit.FromShape(shape)
+			old := ratelimit.FromShape(shape)
+			p = &old
 		}
 		tag := uint32(w >> 32)
 		if tag == frozen { // moving to another table, which holds the lock
@@ -567,10 +568,11 @@ func (s *Store) Reset(_ context.Context, now ratelimit.Instant, k ratelimit.Key)
 		return nil
 	}
 	r.prev.Store(0)
+	p := ratelimit.FromShape(r.sl.shape.Load())
 	for {
 		w := r.sl.word.Load()
 		clean := w >> 32 << 32
-		if ratelimit.FromShape(r.sl.shape.Load()).Algorithm() == ratelimit.TokenBucket {
+		if p.Algorithm() == ratelimit.TokenBucket {
 			clean = uint64(max(now, 0))
 		}
 		if r.sl.word.CompareAndSwap(w, clean) {

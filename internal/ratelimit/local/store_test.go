@@ -1,7 +1,13 @@
 package local
 
 import (
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"pgregory.net/rapid"
 
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/ratelimittest"
@@ -13,4 +19,250 @@ func TestConformance(t *testing.T) {
 	ratelimittest.RunBound(t, func(t *testing.T, maxKeys int) ratelimit.Store {
 		return newStore(t, Config{MaxKeys: maxKeys})
 	})
+}
+
+// The store answers as the pure rule does, whatever comes: costs, refunds that
+// undo the last spend, changed policies, clocks that step both ways.
+func TestStoreEqualsRule(t *testing.T) {
+	t.Parallel()
+	h := newHasher(t)
+	rapid.Check(t, func(rt *rapid.T) {
+		s := newStore(t, Config{})
+		key := h.Tenant(ratelimit.ActivityCreate, tenant(1))
+		draw := func() *ratelimit.Policy {
+			r := ratelimit.Rule{
+				Limit:     rapid.Int64Range(0, 30).Draw(rt, "limit"),
+				Scale:     time.Duration(rapid.Int64Range(1, 3).Draw(rt, "scale")) * time.Second,
+				Algorithm: rapid.SampledFrom(algorithms).Draw(rt, "algorithm"),
+			}
+			p, err := ratelimit.NewPolicy(ratelimit.ActivityCreate, r)
+			if err != nil {
+				rt.Fatal(err)
+			}
+			return p
+		}
+		p := draw()
+		now := benchNow
+		var state ratelimit.State
+		shape := uint64(0)
+		for range rapid.IntRange(1, 80).Draw(rt, "steps") {
+			gap := rapid.Int64Range(0, 3e8)
+			if rapid.IntRange(0, 15).Draw(rt, "jump") == 0 {
+				gap = rapid.Int64Range(-1e11, 1e11)
+			}
+			now += ratelimit.Instant(gap.Draw(rt, "gap"))
+			if rapid.IntRange(0, 9).Draw(rt, "change") == 0 {
+				p = draw()
+			}
+			it := ratelimit.Item{Key: key, Policy: p, Cost: rapid.Uint32Range(1, 12).Draw(rt, "cost")}
+			if it.Cost > p.Quota() { // refused without a look at the counter
+				if s.Take(t.Context(), now, it).Allowed {
+					rt.Fatal("an impossible cost was admitted")
+				}
+				continue
+			}
+			if shape == 0 {
+				state, shape = p.Fresh(now), p.Shape()
+			}
+			if shape != p.Shape() {
+				state, shape = p.Convert(shape, state, now), p.Shape()
+			}
+			next, want := p.Decide(state, it.Cost, now)
+			got := s.Take(t.Context(), now, it)
+			if got != want {
+				rt.Fatalf("got %+v, want %+v", got, want)
+			}
+			if got.Allowed && rapid.IntRange(0, 4).Draw(rt, "refund") == 0 {
+				s.Refund(t.Context(), got.At, it)
+				next = undone(p, next, it.Cost)
+			}
+			state = next
+		}
+	})
+}
+
+func undone(p *ratelimit.Policy, s ratelimit.State, cost uint32) ratelimit.State {
+	if p.Algorithm() == ratelimit.TokenBucket {
+		s.Word -= uint64(p.TokenTime(cost))
+	} else {
+		s.Word -= uint64(cost)
+	}
+	return s
+}
+
+func TestTakeAllocatesNothing(t *testing.T) {
+	h := newHasher(t)
+	s := newStore(t, Config{})
+	ctx := t.Context()
+	for _, a := range algorithms {
+		for _, limit := range []int64{1, ratelimit.MaxLimit} {
+			p := newPolicy(t, ratelimit.Rule{Limit: limit, Scale: time.Second, Algorithm: a})
+			items := []ratelimit.Item{
+				{Key: h.Tenant(ratelimit.ActivityCreate, tenant(1)), Policy: p},
+				{Key: h.Tenant(ratelimit.ActivityCreate, tenant(2)), Policy: p},
+			}
+			s.TakeAll(ctx, benchNow, items)
+			if n := testing.AllocsPerRun(100, func() {
+				s.Take(ctx, benchNow, items[0])
+				s.TakeAll(ctx, benchNow, items)
+				s.Refund(ctx, benchNow, items[0])
+			}); n != 0 {
+				t.Errorf("%v, limit %d: %v allocations", a, limit, n)
+			}
+		}
+	}
+}
+
+// Growing, rolling over and spending at once lose and invent nothing.
+func TestGrowthKeepsCounts(t *testing.T) {
+	t.Parallel()
+	const keys, workers, rounds = 3000, 8, 4
+	h := newHasher(t)
+	for _, a := range algorithms {
+		s := newStore(t, Config{})
+		p := newPolicy(t, ratelimit.Rule{Limit: workers*rounds - 5, Scale: time.Minute, Algorithm: a})
+		var admitted [keys]atomic.Int32
+		var wg sync.WaitGroup
+		for w := range workers {
+			wg.Go(func() {
+				for range rounds {
+					for n := range keys {
+						n = (n*7 + w*911) % keys
+						if s.Take(t.Context(), benchNow, ratelimit.Item{Key: h.Tenant(ratelimit.ActivityCreate, tenant(n)), Policy: p}).Allowed {
+							admitted[n].Add(1)
+						}
+					}
+				}
+			})
+		}
+		wg.Wait()
+		for n := range keys {
+			if got := admitted[n].Load(); got != workers*rounds-5 {
+				t.Fatalf("%v: key %d admitted %d, want %d", a, n, got, workers*rounds-5)
+			}
+		}
+		if s.Keys() != keys {
+			t.Errorf("%v: %d keys held, want %d", a, s.Keys(), keys)
+		}
+	}
+}
+
+// Callers whose clock readings differ by a little meet around a window's edge:
+// each window still admits its limit and no more.
+func TestWindowEdgeUnderParallelCallers(t *testing.T) {
+	t.Parallel()
+	const limit = 40
+	h := newHasher(t)
+	p := newPolicy(t, ratelimit.Rule{Limit: limit, Scale: time.Second})
+	for round := range 200 {
+		s := newStore(t, Config{})
+		it := ratelimit.Item{Key: h.Tenant(ratelimit.ActivityCreate, tenant(round)), Policy: p}
+		edge := ratelimit.Instant(1_800_000_000 * time.Second)
+		var admitted atomic.Int32
+		var wg sync.WaitGroup
+		for w := range 8 {
+			wg.Go(func() {
+				for n := range 50 {
+					now := edge.Add(time.Duration(n-25) * time.Microsecond)
+					if n%3 == 0 {
+						now = now.Add(-time.Duration(w) * 3 * time.Microsecond) // preempted
+					}
+					if s.Take(t.Context(), now, it).Allowed {
+						admitted.Add(1)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if got := admitted.Load(); got > 2*limit || got < limit {
+			t.Fatalf("%d admitted around one edge, want %d to %d", got, limit, 2*limit)
+		}
+	}
+}
+
+// Keys that have ended make room for new ones, and the memory stays bounded.
+func TestEndedKeysGoFirst(t *testing.T) {
+	t.Parallel()
+	const maxKeys = 3000
+	h := newHasher(t)
+	s := newStore(t, Config{MaxKeys: maxKeys})
+	p := newPolicy(t, ratelimit.Rule{Limit: 1, Scale: time.Second})
+	now := benchNow
+	for generation := range 20 {
+		for n := range maxKeys {
+			k := h.Tenant(ratelimit.ActivityCreate, tenant(generation*maxKeys+n))
+			if !s.Take(t.Context(), now, ratelimit.Item{Key: k, Policy: p}).Allowed {
+				if n < maxKeys*9/10 { // shards fill unevenly
+					t.Fatalf("generation %d: subject %d shares a counter", generation, n)
+				}
+			}
+		}
+		if s.Keys() > maxKeys {
+			t.Fatalf("%d keys held, at most %d", s.Keys(), maxKeys)
+		}
+		slots := 0
+		for i := range s.shards {
+			slots += len(s.shards[i].tab.Load().slots)
+		}
+		if slots > maxKeys*3/2 {
+			t.Fatalf("%d slots for %d keys", slots, maxKeys)
+		}
+		now = now.Add(3 * time.Second)
+	}
+}
+
+// A delayed call must not move a counter back where the store can read a clock.
+func TestDelayedCallIsNotAStepBack(t *testing.T) {
+	t.Parallel()
+	h := newHasher(t)
+	clock := ratelimit.NewClock()
+	for _, a := range algorithms {
+		s := newStore(t, Config{Clock: clock})
+		it := ratelimit.Item{
+			Key:    h.Tenant(ratelimit.ActivityCreate, tenant(1)),
+			Policy: newPolicy(t, ratelimit.Rule{Limit: 10, Scale: time.Hour, Algorithm: a}),
+		}
+		now := clock.Now()
+		for range 10 {
+			s.Take(t.Context(), now, it)
+		}
+		if s.Take(t.Context(), now.Add(-5*time.Hour), it).Allowed {
+			t.Errorf("%v: a delayed call was admitted", a)
+		}
+		if s.Take(t.Context(), now, it).Allowed {
+			t.Errorf("%v: a delayed call refilled the budget", a)
+		}
+	}
+}
+
+func TestMemoryPerKey(t *testing.T) {
+	if testing.Short() {
+		t.Skip("fills a million keys")
+	}
+	const keys = DefaultMaxKeys
+	h := newHasher(t)
+	p := newPolicy(t, ratelimit.Rule{Limit: 10, Scale: time.Hour})
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	s := newStore(t, Config{})
+	before := heap()
+	for n := range keys {
+		s.Take(t.Context(), benchNow, ratelimit.Item{Key: h.Tenant(ratelimit.ActivityCreate, tenant(n)), Policy: p})
+	}
+	perKey := float64(heap()-before) / float64(s.Keys())
+	t.Logf("%d keys, %.1f B a key", s.Keys(), perKey)
+	if perKey > 64 || s.Keys() < keys*97/100 {
+		t.Errorf("%d keys at %.1f B, want at most 64 B", s.Keys(), perKey)
+	}
+}
+
+func TestNewRefusesNegativeBound(t *testing.T) {
+	t.Parallel()
+	if _, err := New(Config{MaxKeys: -1}); err == nil {
+		t.Error("a negative bound was accepted")
+	}
 }
