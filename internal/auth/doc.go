@@ -9,8 +9,8 @@
 // from SECRET_KEY_BASE for this one purpose ([DeriveKey]), so that no other text signed with the same secret passes as a
 // token; retired secrets go on verifying until they are taken out of the configuration.
 //
-// It may import tenants, secrets, fault and postgres; golang-jwt is imported here only. It owns no goroutine and keeps no
-// state beside the directory's. On failure every method returns one of the Err sentinels; none of them tells a caller
+// It may import tenants, secrets, fault and postgres; golang-jwt is imported here only. It owns no goroutine
+// ([Usage.Run] is the program's to run) and keeps no state beside the directory's but [Usage]. On failure every method returns one of the Err sentinels; none of them tells a caller
 // more than that its own credential is unknown, expired, revoked, or belongs to something that is switched off.
 //
 // Tests pass the time in and need no database: the directory is an interface.
