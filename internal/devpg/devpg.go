@@ -309,7 +309,10 @@ func (s *Server) supervise(lock *os.File, logPath string) {
 		}
 		s.err = fmt.Errorf("devpg: postgres ended by itself: %w; the end of %s:\n%s", err, logPath, tail(logPath))
 	}
-	_ = lock.Close() // the pid in it stays, and is checked by whoever reads it
+	// After a crash other processes of the server hold the lock for a moment more; the next starter is to wait for them,
+	// not to take us for the owner.
+	_ = lock.Truncate(0)
+	_ = lock.Close()
 	close(s.done)
 }
 

@@ -86,24 +86,34 @@ func settle(bin Binaries, home string) (identity, string, error) {
 		}
 		return id, dir, nil
 	}
-	return settleRoot(bin, pg, home, fallbackHome(home))
+	return settleAs(append(namespaceTries(), dropTries()...), bin, pg, home, fallbackHome(home))
 }
 
-// settleRoot is settle for root. Data that exist are used as the user that owns them.
-func settleRoot(bin Binaries, pg, home, fallback string) (identity, string, error) {
-	var tries []identity
-	for _, name := range []string{"nobody", "postgres"} { // either: Postgres only wants a name for its user
+// namespaceTries is the way of root that needs no other user's rights; either name will do, Postgres only wants its user
+// to have one.
+func namespaceTries() []identity {
+	for _, name := range []string{"nobody", "postgres"} {
 		if id, err := lookup(name); err == nil {
 			id.namespace, id.name = true, "root in a user namespace"
-			tries = append(tries, id)
-			break
+			return []identity{id}
 		}
 	}
+	return nil
+}
+
+// dropTries are the users that root may become.
+func dropTries() (ids []identity) {
 	for _, name := range []string{"postgres", "nobody"} {
 		if id, err := lookup(name); err == nil {
-			tries = append(tries, id)
+			ids = append(ids, id)
 		}
 	}
+	return ids
+}
+
+// settleAs is settle for root, by the first of the tries that works, at home or else in fallback. Data that exist are used
+// as the user that owns them.
+func settleAs(tries []identity, bin Binaries, pg, home, fallback string) (identity, string, error) {
 	var failed []error
 	for _, h := range []string{home, fallback} {
 		dir := filepath.Join(h, pg)
@@ -111,7 +121,7 @@ func settleRoot(bin Binaries, pg, home, fallback string) (identity, string, erro
 		ids := tries
 		switch {
 		case exists && uid == 0:
-			ids = tries[:min(1, len(tries))]
+			ids = namespaceTries()
 		case exists:
 			ids = []identity{{name: "user " + userName(uid), uid: uid, gid: primaryGroup(uid)}}
 		}

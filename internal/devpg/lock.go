@@ -50,8 +50,8 @@ func acquire(ctx context.Context, dir string) (*os.File, error) {
 		select {
 		case <-ctx.Done():
 			_ = f.Close() // nothing was written
-			return nil, fmt.Errorf("devpg: %w: its starter, process %d, has gone but the server in %s has not; "+
-				"`fuser %s` names its processes", ErrRunning, pid, dir, path)
+			return nil, fmt.Errorf("devpg: %w: its starter has gone but the server in %s has not; `fuser %s` names its processes",
+				ErrRunning, dir, path)
 		case <-tick.C:
 		}
 	}
