@@ -19,8 +19,6 @@ const (
 	busyPause = 10 * time.Millisecond
 	// expireEvery is how often expired leases are looked for, at most a quarter of the lease.
 	expireEvery = time.Second
-	// quantum is how many lanes a tenant gets in its turn.
-	quantum = 8
 )
 
 func (s *Service) pokeDispatcher() {
@@ -171,40 +169,33 @@ type grant struct {
 	lanes           int
 }
 
-// turns is the memory of the deficit round robin: whose turn is next, and what the tenant whose turn was cut short has
-// left of it. A turn is worth quantum lanes; each lane costs one, since a worker holds it for a bounded time.
+// turns is the memory of the round robin over tenants. Every lane costs its tenant one turn, since a worker holds any lane
+// for about the same bounded time: so it is a deficit round robin whose quantum is one lane, and no deficit is left to carry.
 type turns struct {
-	next   uuid.UUID
-	credit int
-	rounds int // shifts which of a tenant's channels comes first
+	next   uuid.UUID // whose turn it is; if it has nothing to do, that of the next greater id
+	rounds int       // shifts which of a tenant's channels comes first
 }
 
-// plan deals out what is free. more says that due lanes were left behind. candidates are sorted by tenant.
+// plan deals out what is free, one lane a turn. more says that due lanes were left behind. candidates are sorted by tenant.
 func (t *turns) plan(candidates []candidate, working []busy, workers int) (grants []grant, more bool) {
 	free := workers
-	held, heldBy := map[[2]uuid.UUID]int{}, map[uuid.UUID]int{}
+	held, heldBy := map[uuid.UUID]int{}, map[uuid.UUID]int{} // by channel, by tenant
 	for _, b := range working {
 		free -= b.Lanes
-		held[[2]uuid.UUID{b.Tenant, b.Channel}] = b.Lanes
+		held[b.Channel] = b.Lanes
 		heldBy[b.Tenant] += b.Lanes
 	}
-	type queue struct {
-		tenant uuid.UUID
-		room   int
-		grants []grant
-		left   []int // lanes that each channel may still get
-	}
-	var queues []*queue
+	var queues []*turnQueue
 	due := 0
 	for _, c := range candidates {
 		if len(queues) == 0 || queues[len(queues)-1].tenant != c.Tenant {
-			queues = append(queues, &queue{tenant: c.Tenant, room: c.TenantMax - heldBy[c.Tenant]})
+			queues = append(queues, &turnQueue{tenant: c.Tenant, room: c.TenantMax - heldBy[c.Tenant]})
+			heldBy[c.Tenant] += 0 // it is active
 		}
 		q := queues[len(queues)-1]
 		q.grants = append(q.grants, grant{Tenant: c.Tenant, Channel: c.Channel})
-		q.left = append(q.left, min(c.Due, c.ChannelMax-held[[2]uuid.UUID{c.Tenant, c.Channel}]))
+		q.left = append(q.left, min(c.Due, c.ChannelMax-held[c.Channel]))
 		due += c.Due
-		heldBy[c.Tenant] += 0 // active
 	}
 	if len(queues) == 0 {
 		return nil, false
@@ -212,48 +203,22 @@ func (t *turns) plan(candidates []candidate, working []busy, workers int) (grant
 	share := max(1, workers*8/10/len(heldBy))
 	for _, q := range queues {
 		q.room = min(q.room, share-heldBy[q.tenant])
+		q.channel = t.rounds % len(q.grants)
 	}
-
 	t.rounds++
-	at, _ := slices.BinarySearchFunc(queues, t.next, func(q *queue, id uuid.UUID) int { return bytes.Compare(q.tenant[:], id[:]) })
-	at %= len(queues)
-	if queues[at].tenant != t.next {
-		t.credit = 0
-	}
+
+	at, _ := slices.BinarySearchFunc(queues, t.next, func(q *turnQueue, id uuid.UUID) int { return bytes.Compare(q.tenant[:], id[:]) })
 	given := 0
-	for idle := 0; idle < len(queues) && free > 0; {
-		q := queues[at]
-		t.credit += quantum
-		before := given
-		for progress := true; progress && t.credit > 0; {
-			progress = false
-			for i := range q.grants {
-				i = (i + t.rounds) % len(q.grants)
-				if q.left[i] <= 0 || q.room <= 0 || free <= 0 || t.credit <= 0 {
-					continue
-				}
-				q.grants[i].lanes++
-				q.left[i]--
-				q.room--
-				free--
-				t.credit--
-				given++
-				progress = true
-			}
+	for passed := 0; passed < len(queues) && free > 0; at++ {
+		if !queues[at%len(queues)].turn() {
+			passed++
+			continue
 		}
-		if given == before {
-			idle++
-		} else {
-			idle = 0
-		}
-		if free <= 0 && t.credit > 0 {
-			t.credit = min(t.credit, quantum) // the turn was cut short: it goes on next time
-			break
-		}
-		t.credit = 0
-		at = (at + 1) % len(queues)
+		passed = 0
+		given++
+		free--
 	}
-	t.next = queues[at].tenant
+	t.next = queues[at%len(queues)].tenant
 	for _, q := range queues {
 		for _, g := range q.grants {
 			if g.lanes > 0 {
@@ -262,4 +227,31 @@ func (t *turns) plan(candidates []candidate, working []busy, workers int) (grant
 		}
 	}
 	return grants, given < due
+}
+
+// turnQueue is what a tenant may get in one plan.
+type turnQueue struct {
+	tenant  uuid.UUID
+	room    int // lanes, over all its channels
+	grants  []grant
+	left    []int // lanes that each channel may still get
+	channel int   // whose turn it is among the channels
+}
+
+// turn grants one lane; false when there is none to grant.
+func (q *turnQueue) turn() bool {
+	if q.room <= 0 {
+		return false
+	}
+	for range q.grants {
+		i := q.channel
+		q.channel = (q.channel + 1) % len(q.grants)
+		if q.left[i] > 0 {
+			q.grants[i].lanes++
+			q.left[i]--
+			q.room--
+			return true
+		}
+	}
+	return false
 }

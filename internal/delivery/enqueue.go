@@ -130,7 +130,7 @@ func newWakeup(work []activity.Work) wakeup {
 		d := newDelivery{Work: x, laneKey: laneKey{x.ChannelID, x.ConversationID}, seq: x.Seq}
 		if !x.Ordered {
 			// Conversations share a slot and their numbers do not compare: the order there is that of arrival.
-			d.key, d.seq = slot(x.ConversationID), unixMilli(x.ActivityID)
+			d.key, d.seq = slot(x.ConversationID), arrival(x.ActivityID)
 		}
 		w.deliveries[i] = d
 		if _, ok := seen[d.laneKey]; !ok {
@@ -158,8 +158,12 @@ func slot(conversation uuid.UUID) (key uuid.UUID) {
 // isSlot tells the key of a slot from a conversation's id.
 func isSlot(key uuid.UUID) bool { return binary.BigEndian.Uint64(key[:8]) == 0 }
 
-// unixMilli reads the time of a UUIDv7 (RFC 9562, 5.7: the first 48 bits).
-func unixMilli(id uuid.UUID) int64 { return int64(binary.BigEndian.Uint64(id[:8]) >> 16) }
+// arrival makes a number of the time in a UUIDv7 (RFC 9562, 5.7: 48 bits of milliseconds, the version, and 12 bits that
+// package uuid uses for what is between two milliseconds).
+func arrival(id uuid.UUID) int64 {
+	n := binary.BigEndian.Uint64(id[:8])
+	return int64(n>>16<<12 | n&0xfff)
+}
 
 func laneJobs(lanes []uuid.UUID, token uuid.UUID) []LaneJob {
 	jobs := make([]LaneJob, len(lanes))

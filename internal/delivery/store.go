@@ -15,6 +15,9 @@ import (
 )
 
 // Times: everything that decides is compared by the database's clock; the program passes and reads spans, in milliseconds.
+//
+// Plans: they are cached for all parameters and may have been made while the tables were empty. Where a plain join could
+// then become a hash join that reads whole partitions later on, a LATERAL subquery with a LIMIT leaves only the index.
 
 // enqueue: new lanes and woken lanes, in the caller's order, which is that of (channel, conversation); then the deliveries.
 // A lane that was idle may be leased at once ($11), within what channel and tenant have left. The caps are exact but for
@@ -92,7 +95,7 @@ LEFT JOIN LATERAL (
         AND (p.next_at <= now() OR l.conversation_id >= '00000000-0000-0001-0000-000000000000')
     ORDER BY p.seq LIMIT $3
 ) d ON true
-LEFT JOIN activities a ON a.tenant_id = d.tenant_id AND a.id = d.activity_id
+LEFT JOIN LATERAL (SELECT * FROM activities x WHERE x.tenant_id = d.tenant_id AND x.id = d.activity_id LIMIT 1) a ON true
 WHERE l.id = $1 AND l.lease_token = $2 AND l.lease_until > now()
 ORDER BY d.seq`
 
