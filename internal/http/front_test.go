@@ -62,6 +62,7 @@ type front struct {
 	tenant   tenants.Tenant
 	key      string
 	operator string
+	sent     int // by operatorOf
 	webhook  channel.Channel
 	whatsapp channel.Channel
 }
@@ -85,6 +86,13 @@ func (l *lockedBuffer) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.Write(p)
+}
+
+// forget drops what was written, and its memory.
+func (l *lockedBuffer) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.b = bytes.Buffer{}
 }
 
 func (l *lockedBuffer) String() string {

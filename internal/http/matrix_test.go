@@ -1,0 +1,156 @@
+package http
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
+
+	"converger/internal/activity"
+	"converger/internal/auth"
+	"converger/internal/channel"
+	"converger/internal/delivery"
+	"converger/internal/inbound"
+	"converger/internal/tenants"
+)
+
+// Every route that names something, taken from the route table, is tried with the ids of another tenant's things and with
+// ids of nothing: the answer is the same 404, and no table changes.
+func TestForeignIDs(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	ctx := t.Context()
+
+	other := must(f.Tenants.Create(ctx, testActor, tenants.NewTenant{Name: "Other"}))
+	otherKey, _, err := f.Tenants.CreateKey(ctx, testActor, other.ID, tenants.NewKey{Name: "theirs"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := f.newChannel(t, other.ID, channel.NewChannel{Name: "theirs", Type: channel.TypeWebhook, Config: raw(`{"url":"http://127.0.0.1:9/"}`)})
+	f.refresh(t)
+	conversation := must(f.Activities.CreateConversation(ctx, other.ID, activity.NewConversation{ChannelID: theirs.ID}))
+	text := "theirs"
+	posted := f.Activities.Append(ctx, []activity.New{{TenantID: other.ID, ConversationID: conversation.ID, Sender: "user", Text: &text}})
+	if posted[0].Err != nil {
+		t.Fatal(posted[0].Err)
+	}
+	deliveries, _, err := f.Deliveries.List(ctx, other.ID, delivery.Filter{}, uuid.Nil, 1)
+	if err != nil || len(deliveries) != 1 {
+		t.Fatalf("the other tenant has %d deliveries (%v), want 1", len(deliveries), err)
+	}
+	hook := `{"text":"hi"}`
+	f.call(t, "POST", "/api/v1/channels/"+theirs.ID.String()+"/inbound", hook, signed(theirs.Secret, hook, time.Now())).is(t, 201, "")
+	events, _, err := f.Inbound.ListAllTenants(ctx, inbound.Filter{TenantID: &other.ID}, uuid.Nil, 1)
+	if err != nil || len(events) != 1 {
+		t.Fatalf("the other tenant has %d events (%v), want 1", len(events), err)
+	}
+
+	foreign := map[string]string{
+		"conversation_id": conversation.ID.String(), "delivery_id": deliveries[0].ID.String(), "channel_id": theirs.ID.String(),
+		"tenant_id": f.tenant.ID.String(), "key_id": otherKey.ID.String(), "event_id": events[0].ID.String(), "bucket": "inbound",
+	}
+	random := map[string]string{}
+	for name := range foreign {
+		random[name] = uuid.Must(uuid.NewV7()).String()
+	}
+	bodies := map[string]string{
+		"/activities": `{"text":"hi"}`, "/limits/{bucket}": `{"limit":1,"scale_ms":1000}`, "/keys": `{"name":"k"}`,
+		"/channels": `{"name":"c","type":"echo"}`, "/channels/{channel_id}": `{"name":"mine now"}`,
+	}
+	credentials := map[credential]option{
+		credentialKey: f.apiKey(), credentialOperator: f.ops(), credentialToken: bearer(f.newToken(t, auth.Claims{UserID: "u"})),
+		credentialSignature: func(*http.Request) {},
+	}
+
+	before := f.rows(t)
+	tried := 0
+	for _, rt := range f.routes {
+		if !strings.Contains(rt.pattern, "_id}") {
+			continue
+		}
+		for kind, ids := range map[string]map[string]string{"another tenant's": foreign, "random": random} {
+			// The management API and providers may name any tenant's things; what they may not is mix two tenants'.
+			mixes := strings.Contains(rt.pattern, "{tenant_id}") && strings.Count(rt.pattern, "_id}") > 1
+			if kind == "another tenant's" && (rt.auth == credentialOperator || rt.auth == credentialSignature) && !mixes {
+				continue
+			}
+			path := rt.pattern
+			for name, id := range ids {
+				path = strings.ReplaceAll(path, "{"+name+"}", id)
+			}
+			if strings.Contains(path, "{") {
+				t.Fatalf("%s: give the test an id for it", path)
+			}
+			body := ""
+			if rt.body != bodyNone {
+				body = "{}"
+				for end, b := range bodies {
+					if strings.HasSuffix(rt.pattern, end) {
+						body = b
+					}
+				}
+			}
+			tried++
+			a := f.call(t, rt.method, path, body, credentials[rt.auth])
+			if a.StatusCode != http.StatusNotFound || a.get(t, "code") != string(codeNotFound) {
+				t.Errorf("%s %s with %s ids: %s", rt.method, rt.pattern, kind, a)
+			}
+			if strings.Contains(string(a.body), other.ID.String()) {
+				t.Errorf("%s %s names the other tenant", rt.method, rt.pattern)
+			}
+		}
+	}
+	if tried < 40 {
+		t.Errorf("only %d cases: the table is not what the test thinks", tried)
+	}
+	if diff := cmp.Diff(before, f.rows(t)); diff != "" {
+		t.Errorf("refused requests changed tables:\n%s", diff)
+	}
+	if v := must(f.Activities.GetConversation(ctx, other.ID, conversation.ID, nil)); v.Status != activity.StatusActive {
+		t.Error("the other tenant's conversation was closed")
+	}
+	if ch := must(f.Channels.Get(ctx, other.ID, theirs.ID)); ch.Name != "theirs" {
+		t.Error("the other tenant's channel was renamed")
+	}
+}
+
+// Foreign ids in bodies and queries are no way round.
+func TestForeignIDsInBodies(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	ctx := t.Context()
+	other := must(f.Tenants.Create(ctx, testActor, tenants.NewTenant{Name: "Other"}))
+	theirs := f.newChannel(t, other.ID, channel.NewChannel{Name: "theirs", Type: channel.TypeWebhook, Config: raw(`{"url":"http://127.0.0.1:9/"}`)})
+	conversation := must(f.Activities.CreateConversation(ctx, other.ID, activity.NewConversation{ChannelID: theirs.ID}))
+	text := "theirs"
+	posted := f.Activities.Append(ctx, []activity.New{{TenantID: other.ID, ConversationID: conversation.ID, Sender: "user", Text: &text}})[0]
+	if posted.Err != nil {
+		t.Fatal(posted.Err)
+	}
+	mine := f.newConversation(t)
+	f.refresh(t)
+	before := f.rows(t)
+
+	f.call(t, "POST", "/api/v1/conversations", `{"channel_id":"`+theirs.ID.String()+`"}`, f.apiKey()).is(t, 404, codeNotFound)
+	f.call(t, "POST", "/api/v1/conversations/"+mine.ID.String()+"/activities", `{"type":"messageReaction","text":"+1","reply_to_id":"`+posted.Activity.ID.String()+`"}`,
+		f.apiKey()).is(t, 422, codeValidationFailed)
+	hook := `{"text":"hi","conversation_id":"` + conversation.ID.String() + `"}`
+	a := f.call(t, "POST", "/api/v1/channels/"+f.webhook.ID.String()+"/inbound", hook, signed(f.webhook.Secret, hook, time.Now()))
+	a.is(t, 404, codeNotFound)
+	for _, q := range []string{"/api/v1/conversations?channel_id=", "/api/v1/deliveries?channel_id="} {
+		a := f.call(t, "GET", q+theirs.ID.String(), "", f.apiKey())
+		a.is(t, 200, "")
+		if n := len(a.get(t, "data").([]any)); n != 0 {
+			t.Errorf("%s shows %d of another tenant's", q, n)
+		}
+	}
+	after := f.rows(t)
+	delete(before, "inbound_events") // the event is stored, as every signed one is
+	delete(after, "inbound_events")
+	if diff := cmp.Diff(before, after); diff != "" {
+		t.Errorf("refused requests changed tables:\n%s", diff)
+	}
+}
