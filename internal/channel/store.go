@@ -198,7 +198,7 @@ func (s *Store) RotateSecret(ctx context.Context, actor tenants.Actor, tenant te
 		}
 		ch.PreviousSecret, ch.PreviousUntil = "", time.Time{}
 		if overlap > 0 {
-			ch.PreviousSecret, ch.PreviousUntil = ch.Secret, s.now().Add(overlap)
+			ch.PreviousSecret, ch.PreviousUntil = ch.Secret, s.now().Add(overlap).UTC().Truncate(time.Microsecond) // as stored
 		}
 		ch.Secret = secrets.Text(secret)
 		return nil

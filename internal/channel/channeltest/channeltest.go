@@ -239,7 +239,7 @@ func testParse(t *testing.T, s Subject, r channel.Receiver) {
 	}
 	// Every member of the good body, replaced by values of every type: nothing panics, the result keeps its promises.
 	for _, body := range mutations(t, s.Body) {
-		checkParse(t, s, r, body)
+		checkParse(t, s, r, channel.EndpointInbound, body)
 	}
 }
 
@@ -259,8 +259,7 @@ func mutations(t *testing.T, body []byte) [][]byte {
 		}
 		out = append(out, raw)
 	}
-	values := []any{nil, true, json.Number("-1"), json.Number("0.5"), "", "x", strings.Repeat("é", 600), "a\x00b",
-		[]any{}, []any{nil, 1, "x", []any{}}, map[string]any{}}
+	values := []any{nil, true, json.Number("-1"), "", strings.Repeat("\x00é", 300), []any{nil, 1, "x", []any{}}, map[string]any{}}
 	var walk func(v any)
 	walk = func(v any) {
 		switch v := v.(type) {
@@ -297,24 +296,25 @@ func FuzzParse(f *testing.F, s Subject, seeds ...[]byte) {
 	for _, seed := range seeds {
 		f.Add(seed)
 	}
-	f.Fuzz(func(t *testing.T, body []byte) { checkParse(t, s, r, body) })
+	f.Fuzz(func(t *testing.T, body []byte) {
+		checkParse(t, s, r, channel.EndpointInbound, body)
+		checkParse(t, s, r, channel.EndpointStatus, body)
+	})
 }
 
-// checkParse parses a body at both endpoints and checks what Inbound promises.
-func checkParse(t *testing.T, s Subject, r channel.Receiver, body []byte) {
+// checkParse parses a body and checks what Inbound promises.
+func checkParse(t *testing.T, s Subject, r channel.Receiver, endpoint channel.Endpoint, body []byte) {
 	t.Helper()
-	for _, endpoint := range []channel.Endpoint{channel.EndpointInbound, channel.EndpointStatus} {
-		in, err := r.Parse(s.Channel(), endpoint, http.Header{}, body, Now)
-		if err != nil {
-			var parseErr *channel.ParseError
-			if !errors.As(err, &parseErr) || parseErr.Detail == "" {
-				t.Errorf("body %q: error %v, want a *ParseError with a detail", body, err)
-			}
-			continue
+	in, err := r.Parse(s.Channel(), endpoint, http.Header{}, body, Now)
+	if err != nil {
+		var parseErr *channel.ParseError
+		if !errors.As(err, &parseErr) || parseErr.Detail == "" {
+			t.Errorf("body %q: error %v, want a *ParseError with a detail", body, err)
 		}
-		if fault := broken(in); fault != "" {
-			t.Errorf("body %q at %s: %s", body, endpoint, fault)
-		}
+		return
+	}
+	if fault := broken(in); fault != "" {
+		t.Errorf("body %q at %s: %s", body, endpoint, fault)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"mime"
 	"net/http"
 	"slices"
 	"strconv"
@@ -25,7 +26,7 @@ const (
 	maxRaw      = 8 << 10 // bytes of JSON kept of a part without a mapping
 	maxError    = 1000    // bytes kept of a failed status' errors
 	maxLabel    = 255     // characters of a name shown
-	maxDetail   = 1000    // bytes of a text inside an attachment, which must stay below 4 KiB
+	maxDetail   = 1000    // bytes of JSON of a text inside an attachment, which must stay below 4 KiB
 	maxContacts = 20      // people on one contact card
 )
 
@@ -267,7 +268,7 @@ func fill(msg *channel.Message, kind string, m map[string]any) (pointer, missing
 		if msg.Text == "" {
 			return "/button/text", "is required"
 		}
-		msg.Metadata["interactive_reply"] = map[string]any{"type": "button", "id": payload.Cut(text(part, "payload"), maxDetail), "title": msg.Text}
+		msg.Metadata["interactive_reply"] = map[string]any{"type": "button", "id": detail(text(part, "payload")), "title": msg.Text}
 	case "interactive":
 		replyKind := text(part, "type")
 		reply := object(part, replyKind)
@@ -308,7 +309,7 @@ func fill(msg *channel.Message, kind string, m map[string]any) (pointer, missing
 
 // media describes a file that Meta keeps; it has no address of its own that anybody could open.
 func media(part map[string]any) map[string]any {
-	data := map[string]any{"providerMediaId": payload.Cut(text(part, "id"), maxDetail)}
+	data := map[string]any{"providerMediaId": detail(text(part, "id"))}
 	if sha256 := text(part, "sha256"); sha256 != "" {
 		data["sha256"] = payload.Cut(sha256, maxLabel)
 	}
@@ -318,12 +319,12 @@ func media(part map[string]any) map[string]any {
 		}
 	}
 	contentType := text(part, "mime_type")
-	if contentType == "" || len(contentType) > maxLabel {
+	if _, _, err := mime.ParseMediaType(contentType); err != nil || len(contentType) > maxLabel {
 		contentType = contentTypeUnknown
 	}
 	attachment := map[string]any{"contentType": contentType, "channelData": data}
 	if name := text(part, "filename"); name != "" {
-		attachment["name"] = payload.Cut(name, maxDetail)
+		attachment["name"] = detail(name)
 	}
 	return attachment
 }
@@ -339,7 +340,7 @@ func location(part map[string]any) map[string]any {
 	}
 	for _, name := range []string{"name", "address", "url"} {
 		if v := text(part, name); v != "" {
-			content[name] = payload.Cut(v, maxDetail)
+			content[name] = detail(v)
 		}
 	}
 	return map[string]any{"contentType": contentTypeLocation, "content": content}
@@ -382,10 +383,18 @@ func attach(attachment map[string]any) []json.RawMessage {
 
 func jsonSize(v any) int {
 	raw, err := json.Marshal(v)
-	if err != nil {
-		return maxRaw
+	if err != nil { // cannot be: v was decoded from JSON
+		return 0
 	}
 	return len(raw)
+}
+
+// detail cuts s so that its JSON form, where a character can take six bytes, has at most maxDetail.
+func detail(s string) string {
+	for size := jsonSize(s); size > maxDetail; size = jsonSize(s) {
+		s = payload.Cut(s, len(s)*maxDetail/size)
+	}
+	return s
 }
 
 // bounded is v, or of a large one the beginning of its text.
@@ -451,7 +460,7 @@ func describeError(e map[string]any) string {
 	} else if details != "" && details != words {
 		words += ": " + details
 	}
-	return payload.Cut(cmp.Or(strings.TrimSpace(text(e, "code")+" "+words), noReason), maxError)
+	return payload.Cut(strings.TrimSpace(text(e, "code")+" "+cmp.Or(words, noReason)), maxError)
 }
 
 // time reads Unix seconds; what cannot be read, or lies in the future, is now.
