@@ -110,7 +110,6 @@ func TestStartStopAndStartAgain(t *testing.T) {
 		_ = conn.Close(t.Context())
 		t.Error("a wrong password is accepted")
 	}
-	query[int64](t, first, "WITH t AS (SELECT set_config('a.b', '', false)) SELECT count(*) FROM t")
 	keep(t, first)
 
 	st, err := os.Stat(filepath.Join(filepath.Dir(s.DataDir()), "password"))
@@ -128,7 +127,7 @@ func TestStartStopAndStartAgain(t *testing.T) {
 	if err := s.Err(); err != nil {
 		t.Error("after Stop:", err)
 	}
-	if running(s.PID()) {
+	if alive(s.PID()) {
 		t.Error("postgres still runs")
 	}
 
@@ -168,17 +167,6 @@ func read(t *testing.T, path string) string {
 	return string(b)
 }
 
-// running reports whether a process is there and not a zombie.
-func running(pid int) bool { return alive(pid) }
-
-func TestFastMode(t *testing.T) {
-	t.Parallel()
-	s := newServer(t, Config{Dir: newDir(t), Fast: true})
-	if got := query[string](t, s.URL(), "SELECT current_setting('fsync') || current_setting('max_connections')"); got != "off300" {
-		t.Errorf("got %s", got)
-	}
-}
-
 func TestSecondStartIsRefused(t *testing.T) {
 	t.Parallel()
 	dir := newDir(t)
@@ -194,23 +182,8 @@ func TestSecondStartIsRefused(t *testing.T) {
 	if err := Remove(dir); !errors.Is(err, ErrRunning) {
 		t.Errorf("remove: %v", err)
 	}
-	if got := query[int](t, s.URL(), "SELECT 1"); got != 1 {
-		t.Error("the first server was disturbed")
-	}
-}
-
-func TestRemove(t *testing.T) {
-	t.Parallel()
-	dir := filepath.Join(newDir(t), "x")
-	s := newServer(t, Config{Dir: dir, Fast: true})
-	if err := s.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := Remove(dir); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("still there: %v", err)
+	if got := query[string](t, s.URL(), "SELECT current_setting('fsync') || current_setting('max_connections')"); got != "off300" {
+		t.Errorf("the first server was disturbed, or is not fast: %s", got)
 	}
 }
 
@@ -337,23 +310,6 @@ func TestFindVendored(t *testing.T) {
 	}
 }
 
-func TestInterruptedInitdbIsMadeAnew(t *testing.T) {
-	t.Parallel()
-	dir := newDir(t)
-	found, err := Find("", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	half := filepath.Join(dir, "pg"+strconv.Itoa(found[0].Major), "data.new")
-	if err := os.MkdirAll(half, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(half, "PG_VERSION"), []byte("half"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	newServer(t, Config{Dir: dir, Fast: true})
-}
-
 func TestFailedStartShowsTheLog(t *testing.T) {
 	t.Parallel()
 	dir := newDir(t)
@@ -370,14 +326,15 @@ func TestFailedStartShowsTheLog(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	// And leaves the folder free.
-	if f, err := acquire(t.Context(), dir); err != nil {
+	if err := Remove(dir); err != nil {
 		t.Error(err)
-	} else if err := f.Close(); err != nil {
-		t.Error(err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("still there: %v", err)
 	}
 }
 
-func TestStartObeysItsContext(t *testing.T) {
+func TestInterruptedFirstStart(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -385,7 +342,19 @@ func TestStartObeysItsContext(t *testing.T) {
 	if _, err := Start(ctx, Config{Dir: dir, Fast: true}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	newServer(t, Config{Dir: dir, Fast: true}) // nothing half-made is in the way
+	// What a killed initdb leaves looks like data.
+	made := glob(filepath.Join(dir, "pg*"))
+	if len(made) != 1 {
+		t.Fatalf("the folder has %v", made)
+	}
+	half := filepath.Join(made[0], "data.new")
+	if err := os.MkdirAll(half, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(half, "PG_VERSION"), []byte("15\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	newServer(t, Config{Dir: dir, Fast: true})
 }
 
 func TestPathTooLongForASocket(t *testing.T) {
@@ -462,7 +431,7 @@ func testKilledStarter(t *testing.T, dir string, opts ...func(*exec.Cmd)) {
 	}
 	// At once, as a supervisor would, while the old server is on its way out.
 	_, next, nextURL := startHelper(t, dir, opts...)
-	if next == pid || running(pid) {
+	if next == pid || alive(pid) {
 		t.Errorf("server %d outlived its starter", pid)
 	}
 	kept(t, nextURL)
@@ -471,6 +440,37 @@ func testKilledStarter(t *testing.T, dir string, opts ...func(*exec.Cmd)) {
 func TestKilledStarterLeavesNoServer(t *testing.T) {
 	t.Parallel()
 	testKilledStarter(t, newDir(t))
+}
+
+// Whatever became of its starter, a server that still runs keeps its folder.
+func TestLockOutlivesTheStarter(t *testing.T) {
+	t.Parallel()
+	dir := newDir(t)
+	cmd, pid, _ := startHelper(t, dir)
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil { // it cannot go when it is told to
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Error("the helper was not killed")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*lockPoll)
+	defer cancel()
+	if _, err := acquire(ctx, dir); !errors.Is(err, ErrRunning) {
+		t.Errorf("got %v", err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	f, err := acquire(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestOrdinaryUser(t *testing.T) {

@@ -84,27 +84,8 @@ func needNamespaces(t *testing.T) {
 	}
 }
 
-// Where namespaces are forbidden, rights are dropped to another user.
-func TestRootDropsRights(t *testing.T) {
-	t.Parallel()
-	needRoot(t)
-	for _, name := range []string{"postgres", "nobody"} {
-		id, err := lookup(name)
-		if err != nil {
-			continue
-		}
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := filepath.Join(newDir(t), "home", "pg")
-			if err := id.prepare(bestBinaries(t), dir); err != nil {
-				t.Fatal(err)
-			}
-			runAs(t, id, dir)
-		})
-	}
-}
-
-// Without namespaces, in a closed folder: the data go elsewhere, and are found there again.
+// Where namespaces are forbidden, rights are dropped to another user; a folder closed to that one sends the data elsewhere,
+// where they are found again. (TestRootUsesDataAsTheirOwner shows the dropping in an open folder.)
 func TestRootFallsBackToAnOpenFolder(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
