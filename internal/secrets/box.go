@@ -11,10 +11,10 @@ import (
 )
 
 var (
-	// ErrSealed: the sealed value does not open: it was altered, cut, sealed for another row or column, or with another
+	// ErrSealed means that the sealed value does not open: it was altered, cut, sealed for another row or column, or with another
 	// key of the same id.
 	ErrSealed = errors.New("sealed value does not open")
-	// ErrUnknownKey: the value was sealed with a key that this Box does not hold.
+	// ErrUnknownKey means that the value was sealed with a key that this Box does not hold.
 	ErrUnknownKey = errors.New("sealed with an unknown key")
 )
 

@@ -299,13 +299,12 @@ func (d *Directory) catchUp(ctx context.Context, own int64, suspect bool) (versi
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	whole := own == 0 || version < own || suspect
-	if !whole {
+	if own != 0 && !suspect {
 		rows, err := readChanges(ctx, d.pool, own)
 		if err != nil {
 			return 0, false, fmt.Errorf("read changed configuration: %w", err)
 		}
-		if rows.version >= own {
+		if rows.version > own { // else it went back
 			d.set.Load().apply(rows, d.derive)
 			return rows.version, true, nil
 		}

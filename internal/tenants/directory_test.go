@@ -324,9 +324,8 @@ func TestUsable(t *testing.T) {
 	} {
 		key := KeyEntry{ExpiresAt: c.expires, RevokedAt: c.revoked}
 		token := OperatorEntry{ExpiresAt: c.expires, RevokedAt: c.revoked}
-		if k, o := key.Usable(now), token.Usable(now); k != c.want || o != c.want {
-			t.Errorf("%s: key %v, token %v, want %v", c.name, k, o, c.want)
-		}
+		wantErr(t, c.name+": key", key.Usable(now), c.want)
+		wantErr(t, c.name+": token", token.Usable(now), c.want)
 	}
 }
 
@@ -441,8 +440,9 @@ func TestDirectorySurvivesAnOutage(t *testing.T) {
 	s := NewStore(pool)
 	tenant := newTenant(t, s, "Acme")
 	_, text := newKey(t, s, tenant.ID)
-	lines := &logLines{lines: map[slog.Level]int{}}
-	d := newDirectory(t, pgtest.Open(t, url, postgres.Options{}), DirectoryOptions{TTL: 200 * time.Millisecond, PollEvery: 5 * time.Millisecond, Logger: slog.New(lines)})
+	lines, metrics := &logLines{lines: map[slog.Level]int{}}, prometheus.NewPedanticRegistry()
+	d := newDirectory(t, pgtest.Open(t, url, postgres.Options{}), DirectoryOptions{TTL: 200 * time.Millisecond,
+		PollEvery: 5 * time.Millisecond, Logger: slog.New(lines), Registerer: metrics})
 	run(t, d)
 	for round := range 2 {
 		end := outage(t, pool)
@@ -452,6 +452,9 @@ func TestDirectorySurvivesAnOutage(t *testing.T) {
 		}
 		if d.Miss(t.Context()) {
 			t.Error("a miss is worth another look while the database is away")
+		}
+		if n := gather(t, metrics)["converger_directory_early_polls_total{}"]; n != 0 {
+			t.Errorf("%v early polls of a database that is away", n)
 		}
 		if err := d.Refresh(t.Context()); !postgres.IsUnavailable(err) {
 			t.Errorf("Refresh: %v", err)
@@ -632,6 +635,20 @@ func TestCallersGoingAwayDoNotStopPolls(t *testing.T) {
 	}
 }
 
+// TestStoppingIsNoOutage: a poll that is cut off by Run's end says nothing about the database.
+func TestStoppingIsNoOutage(t *testing.T) {
+	t.Parallel()
+	_, pool := newStore(t)
+	lines := &logLines{lines: map[slog.Level]int{}}
+	d := newDirectory(t, pool, DirectoryOptions{Logger: slog.New(lines)})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	wantErr(t, "poll", d.refresh(ctx, ctx), context.Canceled)
+	if st := d.State(); st.Err != nil || len(lines.take()) != 0 {
+		t.Errorf("counts as an outage: %v", st.Err)
+	}
+}
+
 // Not parallel: it looks at all goroutines of the process.
 func TestRunLeavesNoGoroutine(t *testing.T) {
 	s, pool := newStore(t)
@@ -643,9 +660,6 @@ func TestRunLeavesNoGoroutine(t *testing.T) {
 	eventually(t, "the directory runs", func() bool { return has(d.Key(hashOf(t, text))) })
 	stop()
 	goleak.VerifyNone(t, before)
-	if st := d.State(); st.Err != nil {
-		t.Errorf("being stopped counts as an outage: %v", st.Err)
-	}
 }
 
 // manyChannels is what a load of n channels of n/10 tenants reads.
@@ -694,10 +708,12 @@ func TestLookupsAllocateNothing(t *testing.T) {
 func TestMemoryPerChannel(t *testing.T) {
 	const n, ceiling = 100_000, 300
 	before := heap()
-	rows := manyChannels(n)
-	set := newEntrySet(rows)
-	set.apply(rows, nil)
-	rows = changedRows{}
+	set := func() *entrySet { // what was read is garbage once it is applied
+		rows := manyChannels(n)
+		set := newEntrySet(rows)
+		set.apply(rows, nil)
+		return set
+	}()
 	perRow := float64(heap()-before) / n
 	if perRow > ceiling {
 		t.Errorf("%.0f bytes a channel, want at most %d", perRow, ceiling)

@@ -57,7 +57,7 @@ func TestIndexAgreesWithMap(t *testing.T) {
 func TestIndexReadersNeverMissAnUntouchedEntry(t *testing.T) {
 	t.Parallel()
 	x := newCrowdedIndex()
-	const kept, rounds = 20, 400
+	const kept, rounds = 20, 120
 	for k := range kept {
 		x.put(&item{k, 0})
 	}

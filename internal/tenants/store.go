@@ -253,9 +253,12 @@ func (s *Store) Limits(ctx context.Context, id ID) (json.RawMessage, error) {
 	return limits, nil
 }
 
-// SetLimit sets one bucket's override and leaves the others. The caller (package ratelimit) has validated both; here
-// override need only be JSON. It returns [ErrNotFound].
+// SetLimit sets one bucket's override and leaves the others. The caller has validated both (package ratelimit knows how);
+// here override need only be JSON, else a [*fault.Invalid]. It returns [ErrNotFound].
 func (s *Store) SetLimit(ctx context.Context, by Actor, id ID, bucket string, override json.RawMessage) error {
+	if !json.Valid(override) {
+		return fault.Invalidf("", fault.Malformed, "must be JSON")
+	}
 	return s.changeLimit(ctx, by, id, bucket, override)
 }
 

@@ -355,6 +355,9 @@ func TestLimits(t *testing.T) {
 	audit, lines := lastAudit(t, pool)
 	sameJSON(t, "audit", audit.Changes, `{"before": {"limits": {"inbound": {"limit": 3, "scale_ms": 60000}}},
 		"after": {"limits": {"inbound": null}}}`)
+	for _, bad := range []string{"", "{", "\x00"} {
+		wantInvalid(t, "not JSON", s.SetLimit(t.Context(), operator, tenant.ID, "upload", json.RawMessage(bad)), "", fault.Malformed)
+	}
 	if lines != 6 {
 		t.Errorf("%d audit lines, want 6", lines)
 	}

@@ -9,15 +9,15 @@ import (
 )
 
 var (
-	// ErrNotFound: no such tenant, key or token, or not of this tenant.
+	// ErrNotFound means no such tenant, key or token, or not of this tenant.
 	ErrNotFound = errors.New("not found")
-	// ErrNameTaken: another tenant has this name, be it in other case.
+	// ErrNameTaken means that another tenant has this name, be it in other case.
 	ErrNameTaken = errors.New("name is taken")
-	// ErrMalformedKey: the text cannot be a key: wrong beginning, length or checksum.
+	// ErrMalformedKey means that the text cannot be a key: wrong beginning, length or checksum.
 	ErrMalformedKey = errors.New("malformed key")
-	// ErrKeyExpired: the key or token is past its expiry.
+	// ErrKeyExpired means that the key or token is past its expiry.
 	ErrKeyExpired = errors.New("key has expired")
-	// ErrKeyRevoked: the key or token was revoked.
+	// ErrKeyRevoked means that the key or token was revoked.
 	ErrKeyRevoked = errors.New("key was revoked")
 )
 
@@ -52,7 +52,7 @@ type NewTenant struct {
 	Name string // 1 to 200 characters, none of them a control character
 }
 
-// ActorType says what kind of caller changed something.
+// The kinds of caller that change something; see [Actor].
 const (
 	ActorOperator   = "operator"    // an operator token of the management API
 	ActorTenantAPI  = "tenant_api"  // a tenant's API key
