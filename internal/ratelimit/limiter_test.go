@@ -194,6 +194,38 @@ func TestOneRefusalIsOneEvent(t *testing.T) {
 	}
 }
 
+func TestStrictestOfOnePolicy(t *testing.T) {
+	t.Parallel()
+	l := newLimiter(t, "", false)
+	idle, used := l.item(ratelimit.Management, nil), l.item(ratelimit.Management, nil)
+	used.Key = l.hasher.Operator(ratelimit.Management, [16]byte{2})
+	l.Check(t.Context(), noon, used)
+	for _, tt := range []struct {
+		items []ratelimit.Item
+		want  uint8
+	}{{[]ratelimit.Item{used, idle}, 0}, {[]ratelimit.Item{idle, {}, used}, 2}} {
+		if d := l.CheckAll(t.Context(), noon, tt.items...); d.Item != tt.want {
+			t.Errorf("%+v, want item %d", d, tt.want)
+		}
+	}
+}
+
+func TestRefundInCountMode(t *testing.T) {
+	t.Parallel()
+	l := newLimiter(t, `{"web_page":{"limit":1,"scale_ms":1000,"mode":"count"}}`, false)
+	web := l.item(ratelimit.WebPage, nil)
+	first := l.Check(t.Context(), noon, web)
+	l.Refund(t.Context(), first, web)
+	if d := l.Check(t.Context(), noon, web); d.Counted {
+		t.Error("a refund in count mode was lost")
+	}
+	// A request that would have been refused spent nothing.
+	l.Refund(t.Context(), l.Check(t.Context(), noon, web), web)
+	if d := l.Check(t.Context(), noon, web); !d.Counted {
+		t.Error("a refund gave back what was not spent")
+	}
+}
+
 func TestSeriesExistFromTheStart(t *testing.T) {
 	t.Parallel()
 	l := newLimiter(t, "", false)

@@ -148,34 +148,82 @@ func TestGrowthKeepsCounts(t *testing.T) {
 }
 
 // Callers whose clock readings differ by a little meet around a window's edge:
-// each window still admits its limit and no more.
+// what the counter holds in the end is what was admitted in its window.
 func TestWindowEdgeUnderParallelCallers(t *testing.T) {
 	t.Parallel()
-	const limit = 40
+	const workers, requests = 4, 400
 	h := newHasher(t)
-	p := newPolicy(t, ratelimit.Rule{Limit: limit, Scale: time.Second})
-	for round := range 200 {
-		s := newStore(t, Config{})
-		it := ratelimit.Item{Key: h.Tenant(ratelimit.ActivityCreate, tenant(round)), Policy: p}
-		edge := ratelimit.Instant(1_800_000_000 * time.Second)
-		var admitted atomic.Int32
-		var wg sync.WaitGroup
-		for w := range 8 {
+	for _, a := range algorithms[:2] {
+		for _, limit := range []int64{100, 100_000} { // near the limit, and far from it
+			p := newPolicy(t, ratelimit.Rule{Limit: limit, Scale: time.Second, Algorithm: a})
+			edge := ratelimit.Instant(1_800_000_000 * time.Second)
+			last, _ := p.Window(edge)
+			for range 20 {
+				s := newStore(t, Config{})
+				it := ratelimit.Item{Key: h.Tenant(ratelimit.ActivityCreate, tenant(1)), Policy: p}
+				var before, after atomic.Int64
+				var wg sync.WaitGroup
+				for w := range workers {
+					wg.Go(func() {
+						for n := range requests {
+							// The edge comes and, for the preempted, goes.
+							now := edge.Add(time.Duration(n-requests/2-n%7*w) * time.Microsecond)
+							d := s.Take(t.Context(), now, it)
+							switch win, _ := p.Window(d.At); {
+							case !d.Allowed:
+							case win == last:
+								after.Add(1)
+							default:
+								before.Add(1)
+							}
+						}
+					})
+				}
+				wg.Wait()
+				u, err := s.Peek(t.Context(), edge, it)
+				if err != nil {
+					t.Fatal(err)
+				}
+				carried := int64(0)
+				if a == ratelimit.SlidingWindow {
+					carried = int64(p.Carried(uint32(before.Load()), 0))
+				}
+				if before.Load() > limit || after.Load() > limit || int64(u.Used)-carried != after.Load() {
+					t.Fatalf("%v of %d: %d admitted before the edge, %d after, %d counted",
+						a, limit, before.Load(), after.Load(), int64(u.Used)-carried)
+				}
+			}
+		}
+	}
+}
+
+// A table that grows under a hot key loses none of its spends.
+func TestGrowthUnderAHotKey(t *testing.T) {
+	t.Parallel()
+	h := newHasher(t)
+	for _, a := range algorithms {
+		p := newPolicy(t, ratelimit.Rule{Limit: 1_000_000, Scale: time.Hour, Algorithm: a})
+		for range 20 {
+			s := newStore(t, Config{MaxKeys: 1500}) // one shard
+			hot := ratelimit.Item{Key: h.Tenant(ratelimit.ActivityCreate, tenant(0)), Policy: p}
+			var wg sync.WaitGroup
+			var grown atomic.Bool
+			admitted := uint32(0)
 			wg.Go(func() {
-				for n := range 50 {
-					now := edge.Add(time.Duration(n-25) * time.Microsecond)
-					if n%3 == 0 {
-						now = now.Add(-time.Duration(w) * 3 * time.Microsecond) // preempted
-					}
-					if s.Take(t.Context(), now, it).Allowed {
-						admitted.Add(1)
+				for !grown.Load() {
+					if s.Take(t.Context(), benchNow, hot).Allowed {
+						admitted++
 					}
 				}
 			})
-		}
-		wg.Wait()
-		if got := admitted.Load(); got > 2*limit || got < limit {
-			t.Fatalf("%d admitted around one edge, want %d to %d", got, limit, 2*limit)
+			for n := range 1400 {
+				s.Take(t.Context(), benchNow, ratelimit.Item{Key: h.Tenant(ratelimit.ActivityCreate, tenant(n+1)), Policy: p})
+			}
+			grown.Store(true)
+			wg.Wait()
+			if u, err := s.Peek(t.Context(), benchNow, hot); err != nil || u.Used != admitted {
+				t.Fatalf("%v: %d admitted, %d counted (%v)", a, admitted, u.Used, err)
+			}
 		}
 	}
 }
