@@ -76,6 +76,9 @@ func (s *Store) Current(ctx context.Context, tenant tenants.ID, id uuid.UUID, ve
 	if ch, ok := s.current.get(tenant, id, version); ok {
 		return ch, nil
 	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	// The version is part of the key: a read that began for an older version may have seen the older row.
 	key := fmt.Sprintf("%s/%s/%d", tenant, id, version)
 	result := s.current.flights.DoChan(key, func() (any, error) {
