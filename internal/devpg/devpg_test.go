@@ -446,10 +446,19 @@ func TestKilledStarterLeavesNoServer(t *testing.T) {
 func TestLockOutlivesTheStarter(t *testing.T) {
 	t.Parallel()
 	dir := newDir(t)
-	cmd, pid, _ := startHelper(t, dir)
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil { // it cannot go when it is told to
+	cmd, _, url := startHelper(t, dir)
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = conn.Close(t.Context()) }()
+	// A session that hangs holds up the shutdown. (The server's first process cannot be made to hang: the kernel wakes a
+	// stopped group that becomes an orphan.)
+	session := int(conn.PgConn().PID())
+	if err := syscall.Kill(session, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Kill(session, syscall.SIGCONT) })
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -461,7 +470,7 @@ func TestLockOutlivesTheStarter(t *testing.T) {
 	if _, err := acquire(ctx, dir); !errors.Is(err, ErrRunning) {
 		t.Errorf("got %v", err)
 	}
-	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+	if err := syscall.Kill(session, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 	f, err := acquire(t.Context(), dir)
