@@ -42,6 +42,7 @@ CREATE TABLE api_keys (
     PRIMARY KEY (tenant_id, id)
 );
 CREATE UNIQUE INDEX api_keys_hash_key ON api_keys (hash);
+CREATE UNIQUE INDEX api_keys_id_key ON api_keys (id); -- last_used_at is written by id, for keys of many tenants at once
 CREATE INDEX api_keys_version ON api_keys (version);
 
 CREATE TABLE operator_tokens (

@@ -188,7 +188,19 @@ func (s *Service) process(ctx context.Context, tenant tenants.ID, event uuid.UUI
 			err = fmt.Errorf("inbound: panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	var kind channel.Type
+	// The channel is read before the transaction begins: nothing here holds one connection while it asks for another.
+	seen, err := s.Get(ctx, tenant, event)
+	if errors.Is(err, ErrNotFound) || err == nil && seen.State != StateReceived {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ch, err := s.channels.Get(ctx, tenant, seen.ChannelID)
+	deleted := errors.Is(err, channel.ErrNotFound)
+	if err != nil && !deleted {
+		return err
+	}
 	var state State
 	var result Result
 	err = s.transact(ctx, func(tx pgx.Tx) (func(), error) {
@@ -200,15 +212,10 @@ func (s *Service) process(ctx context.Context, tenant tenants.ID, event uuid.UUI
 		if err != nil {
 			return nil, err
 		}
-		ch, err := s.channels.Get(ctx, tenant, ev.ChannelID)
-		if errors.Is(err, channel.ErrNotFound) {
+		if deleted {
 			state = StateFailed
 			return nil, s.finishTx(ctx, tx, tenant, event, StateFailed, "the channel was deleted", nil)
 		}
-		if err != nil {
-			return nil, err
-		}
-		kind = ch.Type
 		adapter, err := s.receiver(&ch)
 		if err != nil {
 			state = StateFailed
@@ -234,9 +241,9 @@ func (s *Service) process(ctx context.Context, tenant tenants.ID, event uuid.UUI
 	case err != nil:
 		return err
 	case state == StateFailed:
-		s.m.events.WithLabelValues(string(kind), string(state)).Inc()
+		s.m.events.WithLabelValues(string(ch.Type), string(state)).Inc()
 	case state != "":
-		s.m.worked(kind, result)
+		s.m.worked(ch.Type, result)
 	}
 	return nil
 }

@@ -1,0 +1,380 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"converger/internal/channel"
+	"converger/internal/devpg"
+	"converger/internal/postgres"
+	"converger/internal/tenants"
+	"converger/migrations"
+)
+
+type devCmd struct {
+	Dir         string `help:"Folder of the database, its secrets and demo.json." default:".dev" type:"path"`
+	Addr        string `help:"Address to serve on." default:"127.0.0.1:4000"`
+	DatabaseURL string `help:"Use this database instead of a private one. It must hold no tenants, or be a development database already." placeholder:"postgres://…"`
+	ReceiverURL string `help:"Where the demo's webhook channel delivers to." default:"http://127.0.0.1:4100/"`
+}
+
+// devMark is the comment that tells a development database from one that somebody lives on.
+const devMark = "converger development database"
+
+var errNotDev = errors.New("the database holds tenants and is not marked as a development database: " +
+	"`server dev` makes a demo tenant and weak demo credentials, so it keeps away from it. Use an empty database, or `server serve`")
+
+func (c devCmd) Run(e *env) (err error) {
+	ctx, stop := context.WithCancelCause(e.ctx)
+	defer stop(nil)
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+		return err
+	}
+	url := c.DatabaseURL
+	if url == "" {
+		fmt.Fprintf(e.stderr, "Starting a private Postgres in %s …\n", c.Dir)
+		pg, err := devpg.Start(ctx, devpg.Config{
+			Dir: filepath.Join(c.Dir, "postgres"), BinDir: e.getenv("PG_BIN"), VendoredDir: filepath.Join(".cache", "pg")})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, pg.Stop(context.Background())) }()
+		go func() {
+			<-pg.Done()
+			if err := pg.Err(); err != nil {
+				stop(fmt.Errorf("the private Postgres ended: %w", err))
+			}
+		}()
+		url = pg.URL()
+	}
+
+	getenv, err := c.environment(e.getenv, url)
+	if err != nil {
+		return err
+	}
+	cfg, err := LoadConfig(getenv)
+	if err != nil {
+		return err
+	}
+	if err := claimDev(ctx, url); err != nil {
+		return err
+	}
+	report, err := migrations.Up(ctx, url)
+	if err != nil {
+		return err
+	}
+	if len(report.Applied) > 0 {
+		fmt.Fprintf(e.stderr, "Migrated the database: %s.\n", strings.Join(report.Applied, ", "))
+	}
+	if err := markDev(ctx, url); err != nil {
+		return err
+	}
+
+	log := newLogger(cfg, e.stderr)
+	h, err := newHub(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	var lc net.ListenConfig
+	listener, err := lc.Listen(ctx, "tcp", c.Addr)
+	if err != nil {
+		h.pool.Close()
+		return fmt.Errorf("listen: %w\nAnother program has the address; choose one with --addr 127.0.0.1:4001", err)
+	}
+	base := "http://" + listener.Addr().String()
+	d, err := c.seed(ctx, h, base, url)
+	if err != nil {
+		listener.Close()
+		h.pool.Close()
+		return fmt.Errorf("make the demo tenant: %w", err)
+	}
+	err = h.serve(ctx, listener, func() { c.welcome(e.stdout, d) })
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		err = errors.Join(err, cause)
+	}
+	return err
+}
+
+// environment puts the defaults of a development hub below the real environment. The database is never taken from the
+// environment: a shell that is set up for production must not be enough to touch its data.
+func (c devCmd) environment(getenv func(string) string, url string) (func(string) string, error) {
+	keys, err := c.secrets()
+	if err != nil {
+		return nil, err
+	}
+	return func(name string) string {
+		switch name {
+		case "DATABASE_URL":
+			return url
+		case "DATABASE_URL_FILE", "LISTEN":
+			return ""
+		}
+		if v := getenv(name); v != "" {
+			return v
+		}
+		if getenv(name+"_FILE") != "" {
+			return ""
+		}
+		return map[string]string{
+			"PUBLIC_URL":                    "http://" + c.Addr,
+			"SECRET_KEY_BASE":               keys.SecretKeyBase,
+			"CLOAK_KEY":                     keys.CloakKey,
+			"WEBHOOK_ALLOW_PRIVATE_TARGETS": "true",
+			"METRICS_ALLOWED_IPS":           "127.0.0.0/8,::1",
+			"LOG_FORMAT":                    "text",
+			"LOG_LEVEL":                     "warn",
+			"DRAIN_DELAY_MS":                "0",
+		}[name]
+	}, nil
+}
+
+type devSecrets struct {
+	SecretKeyBase string `json:"secret_key_base"`
+	CloakKey      string `json:"cloak_key"`
+}
+
+// secrets are made once for a folder: what is sealed in its database must open at the next start.
+func (c devCmd) secrets() (devSecrets, error) {
+	file := filepath.Join(c.Dir, "secrets.json")
+	var s devSecrets
+	b, err := os.ReadFile(file)
+	switch {
+	case err == nil:
+		if err := json.Unmarshal(b, &s); err != nil {
+			return s, fmt.Errorf("%s: %w", file, err)
+		}
+		return s, nil
+	case !errors.Is(err, os.ErrNotExist):
+		return s, err
+	}
+	random := func(n int) string {
+		b := make([]byte, n)
+		rand.Read(b)
+		return base64.StdEncoding.EncodeToString(b)
+	}
+	s = devSecrets{SecretKeyBase: random(64), CloakKey: random(32)}
+	return s, writeJSON(file, s)
+}
+
+// writeJSON replaces a file whole, readable by its owner only.
+func writeJSON(file string, v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*") // 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name())
+	if _, err := tmp.Write(append(b, '\n')); err != nil {
+		tmp.Close()
+		return err
+	}
+	if err := tmp.Close(); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), file)
+}
+
+// claimDev refuses a database on which somebody lives. It changes nothing.
+func claimDev(ctx context.Context, url string) error {
+	return withDatabase(ctx, url, func(pool *pgxpool.Pool) error {
+		var schema, marked bool
+		err := pool.QueryRow(ctx, `SELECT to_regclass('tenants') IS NOT NULL,
+			COALESCE(obj_description(to_regclass('configuration'), 'pg_class') = $1, false)`, devMark).Scan(&schema, &marked)
+		if err != nil || marked || !schema {
+			return err
+		}
+		var inhabited bool
+		if err := pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM tenants)`).Scan(&inhabited); err != nil {
+			return err
+		}
+		if inhabited {
+			return errNotDev
+		}
+		return nil
+	})
+}
+
+func markDev(ctx context.Context, url string) error {
+	return withDatabase(ctx, url, func(pool *pgxpool.Pool) error {
+		_, err := pool.Exec(ctx, `COMMENT ON TABLE configuration IS '`+devMark+`'`)
+		return err
+	})
+}
+
+func withDatabase(ctx context.Context, url string, fn func(*pgxpool.Pool) error) error {
+	pool, err := postgres.Open(ctx, url, postgres.Options{MaxConns: 1, AppName: "converger dev"})
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return fn(pool)
+}
+
+const demoTenantName = "Demo"
+
+// seed makes what the demo lacks, and writes demo.json. What is there already stays as it is, edits included; credentials
+// that can't be read back (keys are stored as hashes) are made anew only when demo.json no longer knows them.
+func (c devCmd) seed(ctx context.Context, h *hub, base, url string) (demo, error) {
+	by := tenants.Actor{Type: tenants.ActorSystem, ID: "server dev"}
+	old, err := demoFlags{Dir: c.Dir}.read()
+	if err != nil {
+		return demo{}, err
+	}
+	if err := h.directory.Load(ctx); err != nil {
+		return demo{}, err
+	}
+	d := demo{BaseURL: base, DatabaseURL: url, Channels: map[string]demoHub{}}
+
+	tenant, err := c.seedTenant(ctx, h, by)
+	if err != nil {
+		return demo{}, err
+	}
+	d.Tenant = demoTenant{ID: tenant.ID.String(), Name: tenant.Name, APIKey: old.Tenant.APIKey}
+	if hash, err := tenants.ParseKey(old.Tenant.APIKey); err != nil || !h.knowsKey(hash, tenant.ID) {
+		_, text, err := h.tenants.CreateKey(ctx, by, tenant.ID, tenants.NewKey{Name: "demo"})
+		if err != nil {
+			return demo{}, err
+		}
+		d.Tenant.APIKey = text.Reveal()
+	}
+	d.ManagementToken = old.ManagementToken
+	if hash, err := tenants.ParseOperatorToken(old.ManagementToken); err != nil || !h.knowsOperator(hash) {
+		_, text, err := h.tenants.CreateOperatorToken(ctx, by, tenants.NewOperatorToken{Name: "demo"})
+		if err != nil {
+			return demo{}, err
+		}
+		d.ManagementToken = text.Reveal()
+	}
+
+	have, err := h.channels.List(ctx, tenant.ID, uuid.Nil, 100)
+	if err != nil {
+		return demo{}, err
+	}
+	for _, want := range c.demoChannels() {
+		var ch channel.Channel
+		for _, x := range have {
+			if x.Name == want.Name {
+				ch = x
+			}
+		}
+		if ch.ID == uuid.Nil {
+			if ch, err = h.channels.Create(ctx, by, tenant.ID, want); err != nil {
+				return demo{}, err
+			}
+		}
+		shown, err := newDemoHub(ch)
+		if err != nil {
+			return demo{}, err
+		}
+		d.Channels[want.Name] = shown
+	}
+	return d, writeJSON(filepath.Join(c.Dir, demoFile), d)
+}
+
+func (h *hub) knowsKey(hash [32]byte, tenant tenants.ID) bool {
+	k, ok := h.directory.Key(hash)
+	return ok && k.TenantID == tenant && k.RevokedAt.IsZero()
+}
+
+func (h *hub) knowsOperator(hash [32]byte) bool {
+	t, ok := h.directory.OperatorToken(hash)
+	return ok && t.RevokedAt.IsZero()
+}
+
+// seedTenant finds the demo tenant or makes it.
+func (c devCmd) seedTenant(ctx context.Context, h *hub, by tenants.Actor) (tenants.Tenant, error) {
+	t, err := h.tenants.Create(ctx, by, tenants.NewTenant{Name: demoTenantName})
+	if !errors.Is(err, tenants.ErrNameTaken) {
+		return t, err
+	}
+	for after := uuid.Nil; ; {
+		page, err := h.tenants.ListAllTenants(ctx, after, 100)
+		if err != nil {
+			return tenants.Tenant{}, err
+		}
+		if len(page) == 0 {
+			return tenants.Tenant{}, fmt.Errorf("the tenant %q was there a moment ago", demoTenantName)
+		}
+		for _, t := range page {
+			if strings.EqualFold(t.Name, demoTenantName) {
+				return t, nil
+			}
+			after = t.ID
+		}
+	}
+}
+
+// demoChannels are the channels of the demo; their names are the keys in demo.json.
+func (c devCmd) demoChannels() []channel.NewChannel {
+	config := func(v map[string]any) json.RawMessage {
+		b, _ := json.Marshal(v) // maps of strings always marshal
+		return b
+	}
+	return []channel.NewChannel{
+		{Name: "webhook", Type: channel.TypeWebhook, Mode: channel.ModeDuplex, Config: config(map[string]any{"url": c.ReceiverURL})},
+		{Name: "echo", Type: channel.TypeEcho, Mode: channel.ModeOutbound},
+		{Name: "whatsapp_meta", Type: channel.TypeWhatsAppMeta, Mode: channel.ModeInbound, Config: config(map[string]any{
+			"phone_number_id": "106540352242922", "app_secret": rand.Text(), "verify_token": rand.Text()})},
+	}
+}
+
+func newDemoHub(ch channel.Channel) (demoHub, error) {
+	var config struct {
+		URL         string `json:"url"`
+		AppSecret   string `json:"app_secret"`
+		VerifyToken string `json:"verify_token"`
+		PhoneID     string `json:"phone_number_id"`
+	}
+	if err := json.Unmarshal(ch.Config, &config); err != nil {
+		return demoHub{}, fmt.Errorf("config of channel %s: %w", ch.Name, err)
+	}
+	return demoHub{ID: ch.ID.String(), Secret: ch.Secret.Reveal(), URL: config.URL,
+		AppSecret: config.AppSecret, VerifyToken: config.VerifyToken, PhoneID: config.PhoneID}, nil
+}
+
+// welcome says what to paste next.
+func (c devCmd) welcome(w io.Writer, d demo) {
+	program := os.Args[0]
+	dir := ""
+	if filepath.Base(c.Dir) != ".dev" {
+		dir = " --dir " + c.Dir
+	}
+	fmt.Fprintf(w, `
+Converger is running on %[1]s with the tenant %[2]q. Stop it with Ctrl-C; the data stay in %[3]s.
+Everything below is also in %[3]s/demo.json. Paste these into another terminal:
+
+# 1. Let an endpoint of your own receive deliveries (leave it running)
+%[4]s simulate receiver%[5]s
+
+# 2. Open a conversation and post an activity; the receiver shows its delivery
+KEY=%[6]s
+CONVERSATION=$(curl -s %[1]s/api/v1/conversations -H "x-api-key: $KEY" -H 'content-type: application/json' \
+  -d '{"channel_id":"%[7]s"}' | sed -E 's/.*"id":"([^"]+)".*/\1/')
+curl -s %[1]s/api/v1/conversations/$CONVERSATION/activities -H "x-api-key: $KEY" \
+  -H 'content-type: application/json' -H 'idempotency-key: first' -d '{"text":"Hello from curl"}'; echo
+
+# 3. Receive a signed WhatsApp batch (two texts, an image, a status) and list what it became
+%[4]s simulate whatsapp%[5]s
+curl -s "%[1]s/api/v1/conversations?channel_id=%[8]s" -H "x-api-key: $KEY"; echo
+
+# 4. Overdo it: 160 posts at once, of which 100 a second are accepted
+seq 160 | xargs -P 32 -I{} curl -s -o /dev/null -w '%%{http_code}\n' %[1]s/api/v1/conversations/$CONVERSATION/activities \
+  -H "x-api-key: $KEY" -H 'content-type: application/json' -d '{"text":"again {}"}' | sort | uniq -c
+
+`, d.BaseURL, d.Tenant.Name, c.Dir, program, dir, d.Tenant.APIKey, d.Channels["webhook"].ID, d.Channels["whatsapp_meta"].ID)
+}

@@ -1,0 +1,305 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"converger/internal/activity"
+	"converger/internal/auth"
+	"converger/internal/channel"
+	"converger/internal/channel/echo"
+	"converger/internal/channel/webhook"
+	"converger/internal/channel/whatsappmeta"
+	"converger/internal/delivery"
+	apphttp "converger/internal/http"
+	"converger/internal/inbound"
+	"converger/internal/jobs"
+	"converger/internal/postgres"
+	"converger/internal/ratelimit"
+	"converger/internal/ratelimit/local"
+	"converger/internal/secrets"
+	"converger/internal/tenants"
+	"converger/migrations"
+	"converger/web"
+)
+
+// hub is one node: its services, made and not yet started.
+type hub struct {
+	cfg      Config
+	log      *slog.Logger
+	pool     *pgxpool.Pool
+	draining atomic.Bool
+
+	tenants    *tenants.Store
+	channels   *channel.Store
+	directory  *tenants.Directory
+	usage      *auth.Usage
+	activities *activity.Store
+	deliveries *delivery.Service
+	jobs       *jobs.Client
+	handler    http.Handler
+}
+
+func newLogger(cfg Config, w io.Writer) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: cfg.LogLevel}
+	if cfg.LogFormat == "text" {
+		return slog.New(slog.NewTextHandler(w, opts))
+	}
+	return slog.New(slog.NewJSONHandler(w, opts))
+}
+
+// newBox makes the box that seals secrets, from CLOAK_KEY and the retired ones.
+func newBox(cfg Config) (*secrets.Box, error) {
+	current, err := decodeKey(cfg.EncryptionKey.Reveal())
+	if err != nil {
+		return nil, fmt.Errorf("CLOAK_KEY: %w", err)
+	}
+	retired := make([][]byte, len(cfg.RetiredKeys))
+	for i, k := range cfg.RetiredKeys {
+		if retired[i], err = decodeKey(k.Reveal()); err != nil {
+			return nil, fmt.Errorf("CLOAK_RETIRED_KEYS: %w", err)
+		}
+	}
+	return secrets.NewBox(current, retired...)
+}
+
+// newTokens makes the signer of client tokens, from SECRET_KEY_BASE and the previous one.
+func newTokens(cfg Config) (*auth.Tokens, error) {
+	const purpose = "client tokens"
+	current, err := auth.DeriveKey([]byte(cfg.SecretKeyBase.Reveal()), purpose)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.PreviousSecretKeyBase == "" {
+		return auth.NewTokens(current)
+	}
+	previous, err := auth.DeriveKey([]byte(cfg.PreviousSecretKeyBase.Reveal()), purpose)
+	if err != nil {
+		return nil, err
+	}
+	return auth.NewTokens(current, previous)
+}
+
+// newAdapters makes the registry of the channel types of this program.
+func newAdapters(cfg Config, log *slog.Logger) (*channel.Registry, error) {
+	guard, err := channel.NewGuard(channel.GuardOptions{AllowPrivate: cfg.WebhookAllowPrivateTargets, Allowed: cfg.WebhookAllowedTargets})
+	if err != nil {
+		return nil, fmt.Errorf("WEBHOOK_ALLOWED_TARGETS: %w", err)
+	}
+	return channel.NewRegistry(echo.New(), webhook.New(guard, log), whatsappmeta.New(log)), nil
+}
+
+// newHub makes a node. It reads nothing and starts nothing; close it in any case.
+func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err error) {
+	h := &hub{cfg: cfg, log: log}
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "converger_build_info", Help: "1, with the version of the program.", ConstLabels: prometheus.Labels{"version": version}})
+	build.Set(1)
+	reg.MustRegister(build)
+
+	h.pool, err = postgres.Open(ctx, cfg.DatabaseURL.Reveal(), postgres.Options{MaxConns: int32(cfg.PoolSize), AppName: "converger"})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			h.pool.Close()
+		}
+	}()
+	box, err := newBox(cfg)
+	if err != nil {
+		return nil, err
+	}
+	registry, err := newAdapters(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	tokens, err := newTokens(cfg)
+	if err != nil {
+		return nil, err
+	}
+	cursorKey, err := auth.DeriveKey([]byte(cfg.SecretKeyBase.Reveal()), "page cursors")
+	if err != nil {
+		return nil, err
+	}
+	limiterKey, err := auth.DeriveKey([]byte(cfg.SecretKeyBase.Reveal()), "rate limit keys")
+	if err != nil {
+		return nil, err
+	}
+	hasher, err := ratelimit.NewHasher(limiterKey)
+	if err != nil {
+		return nil, err
+	}
+	counters, err := local.New(local.Config{MaxKeys: cfg.RateLimitMaxKeys, Registerer: reg})
+	if err != nil {
+		return nil, err
+	}
+	limiter, err := ratelimit.New(ratelimit.Config{
+		Store: counters, Operator: cfg.RateLimits, Disabled: !cfg.RateLimitEnabled, Registerer: reg})
+	if err != nil {
+		return nil, err
+	}
+
+	h.tenants = tenants.NewStore(h.pool)
+	h.channels = channel.NewStore(h.pool, box, registry)
+	h.directory = tenants.NewDirectory(h.pool, tenants.DirectoryOptions{
+		TTL: cfg.DirectoryTTL, Derive: apphttp.NewDeriver(hasher, log), Registerer: reg, Logger: log})
+	h.usage = auth.NewUsage(h.tenants, log)
+	h.deliveries = delivery.NewService(h.pool, h.channels, registry, h.directory, delivery.Options{
+		Workers: cfg.Workers, Pacer: delivery.NewPacer(limiter, hasher), Registerer: reg, Logger: log})
+	h.activities = activity.NewStore(h.pool, h.deliveries, h.deliveries, activity.Options{Registerer: reg, Logger: log})
+	h.deliveries.SetAppender(h.activities.Append)
+	received := inbound.NewService(h.pool, h.channels, registry, h.activities, h.deliveries, inbound.Options{Registerer: reg, Logger: log})
+	h.jobs, err = jobs.New(h.pool, h.deliveries, jobs.Options{
+		Workers: cfg.Workers, SoftStop: cfg.ShutdownTimeout / 2, HardStop: cfg.ShutdownTimeout / 4, Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	h.jobs.SetInbound(received)
+	h.deliveries.SetJobs(h.jobs)
+	received.SetJobs(h.jobs)
+
+	h.handler, err = apphttp.New(apphttp.Deps{
+		Directory: h.directory, Tenants: h.tenants, Channels: h.channels, Registry: registry, Activities: h.activities,
+		Deliveries: h.deliveries, Inbound: received, Limiter: limiter, Hasher: hasher, Tokens: tokens, Usage: h.usage,
+		CursorKey: cursorKey, Pages: web.Files, Logger: log, Registerer: reg, Gatherer: reg,
+		Checks: h.checks(), Draining: h.draining.Load,
+		Config: apphttp.Config{
+			PublicURL: cfg.PublicURL, TrustedProxies: cfg.TrustedProxies, CORSOrigins: cfg.CORSOrigins,
+			MetricsToken: cfg.MetricsToken, MetricsNets: cfg.MetricsAllowedIPs,
+			MaxBody: int64(cfg.APIMaxBytes), MaxInboundBody: int64(cfg.InboundMaxBytes),
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// checks are what readiness asks, beside draining.
+func (h *hub) checks() []apphttp.Check {
+	return []apphttp.Check{
+		{Name: "database", Run: func(ctx context.Context) error {
+			if err := h.pool.Ping(ctx); err != nil {
+				return errors.New("database unavailable")
+			}
+			return nil
+		}},
+		{Name: "schema", Run: func(ctx context.Context) error {
+			err := migrations.Check(ctx, h.pool)
+			switch {
+			case errors.Is(err, migrations.ErrTooNew): // a rolling update: the schema is migrated before the last old node goes
+				return nil
+			case errors.Is(err, migrations.ErrPending):
+				return errors.New("migrations pending")
+			case err != nil:
+				return errors.New("migrations unknown")
+			}
+			return nil
+		}},
+		{Name: "directory", Degrades: true, Run: func(context.Context) error {
+			if s := h.directory.State(); s.Stale {
+				return fmt.Errorf("configuration in memory is %s old", time.Since(s.RefreshedAt).Round(time.Second))
+			}
+			return nil
+		}},
+		{Name: "rate_limits", Degrades: true, Run: func(context.Context) error {
+			if !h.cfg.RateLimitEnabled {
+				return errors.New("rate limiting is switched off (RATE_LIMIT_ENABLED=false)")
+			}
+			return nil
+		}},
+	}
+}
+
+// serve runs the node on the listener until ctx ends, then stops it in the order of lifetimes: readiness off, the
+// balancer's delay, http, jobs, deliveries, activities, refreshers, pool. ready is called once requests are answered.
+func (h *hub) serve(ctx context.Context, listener net.Listener, ready func()) (err error) {
+	defer h.pool.Close()
+	switch err := migrations.Check(ctx, h.pool); {
+	case errors.Is(err, migrations.ErrTooNew): // an old node that restarts in a rolling update
+		h.log.Warn("the schema is newer than this program", slog.Any("detail", err))
+	case err != nil:
+		listener.Close()
+		return fmt.Errorf("check the schema: %w", err)
+	}
+	if err := h.directory.Load(ctx); err != nil {
+		listener.Close()
+		return fmt.Errorf("load the directory: %w", err)
+	}
+	if !h.cfg.RateLimitEnabled {
+		h.log.Warn("rate limiting is switched off, but for the guards of logins (RATE_LIMIT_ENABLED=false)")
+	}
+
+	life := newLifetimes(h.log, h.cfg.ShutdownTimeout)
+	life.start("directory", h.directory.Run)
+	life.start("usage", h.usage.Run)
+	life.start("activities", h.activities.Run)
+	life.start("deliveries", h.deliveries.Run)
+	life.start("jobs", h.jobs.Run)
+	server := apphttp.NewServer(h.handler, h.log)
+	life.start("http", func(ctx context.Context) error { return serveHTTP(ctx, server, listener, h.cfg.ShutdownTimeout*9/10) })
+	h.log.Info("ready", slog.String("address", listener.Addr().String()), slog.String("version", version))
+	if ready != nil {
+		ready()
+	}
+
+	failure := life.wait(ctx)
+	h.draining.Store(true)
+	if failure == nil && h.cfg.DrainDelay > 0 {
+		h.log.Info("draining", slog.Duration("delay", h.cfg.DrainDelay))
+		time.Sleep(h.cfg.DrainDelay)
+	}
+	return errors.Join(failure, life.stop())
+}
+
+// serveHTTP serves until ctx ends, then lets requests finish for at most patience.
+func serveHTTP(ctx context.Context, server *http.Server, listener net.Listener, patience time.Duration) error {
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	stopping, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := server.Shutdown(stopping); err != nil {
+		server.Close()
+		return fmt.Errorf("requests were cut off: %w", err)
+	}
+	return nil
+}
+
+type serveCmd struct{}
+
+func (serveCmd) Run(e *env) error {
+	cfg, err := LoadConfig(e.getenv)
+	if err != nil {
+		return err
+	}
+	h, err := newHub(e.ctx, cfg, newLogger(cfg, e.stderr))
+	if err != nil {
+		return err
+	}
+	var lc net.ListenConfig
+	listener, err := lc.Listen(e.ctx, "tcp", cfg.Listen)
+	if err != nil {
+		h.pool.Close()
+		return fmt.Errorf("listen: %w", err)
+	}
+	return h.serve(e.ctx, listener, nil)
+}

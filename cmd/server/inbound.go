@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+type inboundCmd struct {
+	List   inboundListCmd   `cmd:"" help:"List received webhooks, newest first."`
+	Show   inboundShowCmd   `cmd:"" help:"Show one with its body."`
+	Replay inboundReplayCmd `cmd:"" help:"Process a rejected or failed one again."`
+}
+
+// managementFlags say which hub to ask, and by whose token.
+type managementFlags struct {
+	demoFlags
+	BaseURL string `help:"The hub; default is the demo's." placeholder:"https://hub.example.com"`
+	Token   string `help:"Operator token; default is MANAGEMENT_TOKEN, then the demo's." env:"MANAGEMENT_TOKEN"`
+}
+
+// problem is what the hub answers when it refuses.
+type problem struct {
+	Title     string `json:"title"`
+	Detail    string `json:"detail"`
+	RequestID string `json:"request_id"`
+}
+
+// call asks the management API and decodes its answer into out.
+func (f managementFlags) call(ctx context.Context, method, path string, query url.Values, in, out any) error {
+	d, err := f.read()
+	if err != nil {
+		return err
+	}
+	base, token := f.BaseURL, f.Token
+	if base == "" {
+		base = d.BaseURL
+	}
+	if token == "" && base == d.BaseURL {
+		token = d.ManagementToken
+	}
+	if base == "" || token == "" {
+		return errors.New("which hub, and by whose token? Pass --base-url and --token (server operator create makes one), or start `server dev`")
+	}
+	var body io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(b)
+	}
+	target := strings.TrimRight(base, "/") + "/api/v1/management" + path
+	if len(query) > 0 {
+		target += "?" + query.Encode()
+	}
+	req, err := http.NewRequestWithContext(ctx, method, target, body)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	client := &http.Client{Timeout: 30 * time.Second}
+	res, err := client.Do(req)
+	if err != nil {
+		return fmt.Errorf("%w\nIs the hub running at %s?", err, base)
+	}
+	defer res.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(res.Body, 64<<20))
+	if err != nil {
+		return err
+	}
+	if res.StatusCode >= 300 {
+		var p problem
+		if json.Unmarshal(answer, &p) != nil || p.Title == "" {
+			return fmt.Errorf("the hub answered %s", res.Status)
+		}
+		return fmt.Errorf("%s: %s (request %s)", p.Title, p.Detail, p.RequestID)
+	}
+	return json.Unmarshal(answer, out)
+}
+
+type inboundEvent struct {
+	ID         uuid.UUID       `json:"id"`
+	TenantID   uuid.UUID       `json:"tenant_id"`
+	ChannelID  uuid.UUID       `json:"channel_id"`
+	Endpoint   string          `json:"endpoint"`
+	State      string          `json:"state"`
+	Error      *string         `json:"error"`
+	Result     json.RawMessage `json:"result"`
+	InsertedAt time.Time       `json:"inserted_at"`
+}
+
+type inboundListCmd struct {
+	managementFlags
+	State   string `help:"Only those that are ${enum}." enum:"received,processed,rejected,failed," default:""`
+	Tenant  string `help:"Only this tenant's." placeholder:"ID"`
+	Channel string `help:"Only this channel's." placeholder:"ID"`
+	Limit   int    `help:"Most to show." default:"50"`
+}
+
+func (c inboundListCmd) Run(e *env) error {
+	q := url.Values{}
+	for name, v := range map[string]string{"state": c.State, "tenant_id": c.Tenant, "channel_id": c.Channel, "limit": fmt.Sprint(c.Limit)} {
+		if v != "" {
+			q.Set(name, v)
+		}
+	}
+	var page struct {
+		Data []inboundEvent `json:"data"`
+		Meta struct {
+			HasMore bool `json:"has_more"`
+		} `json:"meta"`
+	}
+	if err := c.call(e.ctx, http.MethodGet, "/inbound_events", q, nil, &page); err != nil {
+		return err
+	}
+	if len(page.Data) == 0 {
+		fmt.Fprintln(e.stdout, "No events match.")
+		return nil
+	}
+	w := tabwriter.NewWriter(e.stdout, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(w, "RECEIVED\tSTATE\tID\tCHANNEL\tENDPOINT\tERROR")
+	for _, x := range page.Data {
+		reason := ""
+		if x.Error != nil {
+			reason = *x.Error
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", x.InsertedAt.UTC().Format(time.RFC3339), x.State, x.ID, x.ChannelID, x.Endpoint, reason)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if page.Meta.HasMore {
+		fmt.Fprintln(e.stdout, "There are more; narrow the list or raise --limit.")
+	}
+	return nil
+}
+
+type inboundShowCmd struct {
+	managementFlags
+	ID uuid.UUID `arg:"" help:"Id of the event."`
+}
+
+func (c inboundShowCmd) Run(e *env) error {
+	var answer json.RawMessage
+	if err := c.call(e.ctx, http.MethodGet, "/inbound_events/"+c.ID.String(), nil, nil, &answer); err != nil {
+		return err
+	}
+	var pretty bytes.Buffer
+	if err := json.Indent(&pretty, answer, "", "  "); err != nil {
+		return err
+	}
+	fmt.Fprintln(e.stdout, pretty.String())
+	return nil
+}
+
+type inboundReplayCmd struct {
+	managementFlags
+	IDs []uuid.UUID `arg:"" name:"id" help:"Ids of the events."`
+}
+
+func (c inboundReplayCmd) Run(e *env) error {
+	var all error
+	for _, id := range c.IDs {
+		var answer json.RawMessage
+		if err := c.call(e.ctx, http.MethodPost, "/inbound_events/"+id.String()+"/replay", nil, nil, &answer); err != nil {
+			all = errors.Join(all, fmt.Errorf("%s: %w", id, err))
+			continue
+		}
+		fmt.Fprintf(e.stdout, "%s is queued again.\n", id)
+	}
+	return all
+}
