@@ -212,20 +212,34 @@ func TestPlansUseIndexes(t *testing.T) {
 		sql  string
 		args []any
 	}{
-		"lane":     {queryLane, []any{u, u, readAhead}},
-		"slot":     {queryNextInSlot, []any{u}},
-		"outcomes": {queryOutcomes, []any{n, n, n, n, n, n, n, i, s, s, i, s, s, ms, i, s, s, ms, s}},
-		"end":      {queryEndTurns, []any{n, n, ms, ms}},
-		"lease":    {queryLeaseAllTenants, []any{u, 1, n, n, i}},
-		"known":    {queryKnown, []any{u, u, n, s}},
-		"fail":     {queryFailLane, []any{u, u, "x", "x"}},
-		"give up":  {queryGiveUpAllTenants, []any{"x"}},
+		"enqueue":    {queryEnqueue, []any{n, n, n, n, i, n, n, n, n, ms, true, u, 1, n}},
+		"expire":     {queryExpireAllTenants, nil},
+		"ready":      {queryFirstReadyAllTenants, nil},
+		"candidates": {queryCandidatesAllTenants, []any{100}},
+		"in flight":  {queryInFlightAllTenants, nil},
+		"settled":    {queryWakeSettled, []any{n}},
+		"lane":       {queryLane, []any{u, u, readAhead}},
+		"slot":       {queryNextInSlot, []any{u}},
+		"outcomes":   {queryOutcomes, []any{n, n, n, n, n, n, n, i, s, s, i, s, s, ms, i, s, s, ms, s}},
+		"end":        {queryEndTurns, []any{n, n, ms, ms}},
+		"lease":      {queryLeaseAllTenants, []any{u, 1, n, n, i}},
+		"known":      {queryKnown, []any{u, u, n, s}},
+		"fail":       {queryFailLane, []any{u, u, "x", "x"}},
+		"give up":    {queryGiveUpAllTenants, []any{"x"}},
 	} {
-		rows, err := w.pool.Query(t.Context(), "EXPLAIN "+q.sql, q.args...)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		var plan []string
+		err := pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+			if q.sql == queryInFlightAllTenants {
+				if _, err := tx.Exec(t.Context(), queryNoSeqScan); err != nil {
+					return err
+				}
+			}
+			rows, err := tx.Query(t.Context(), "EXPLAIN "+q.sql, q.args...)
+			if err == nil {
+				plan, err = pgx.CollectRows(rows, pgx.RowTo[string])
+			}
+			return err
+		})
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}

@@ -3,6 +3,7 @@ package jobs
 import (
 	"context"
 	"log/slog"
+	"strings"
 
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
@@ -10,8 +11,17 @@ import (
 	"converger/internal/postgres"
 )
 
-// quiet lets River's warnings and errors through; the rest is its daily life.
+// quiet lets River's warnings and errors through; the rest is its daily life, and its own report of a panic comes before
+// errorLog's.
 type quiet struct{ slog.Handler }
+
+// Handle implements slog.Handler.
+func (h quiet) Handle(ctx context.Context, r slog.Record) error {
+	if strings.HasSuffix(r.Message, "panic recovery; possible bug with Worker") {
+		return nil
+	}
+	return h.Handler.Handle(ctx, r)
+}
 
 // Enabled implements slog.Handler.
 func (h quiet) Enabled(ctx context.Context, l slog.Level) bool {
