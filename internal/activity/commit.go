@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"converger/internal/postgres"
@@ -123,6 +122,7 @@ func (s *Store) Run(ctx context.Context) error {
 		flushers.Go(func() { s.runFlusher(work, i) })
 	}
 	flushers.Wait()
+	s.parking.wait.Wait()
 	return nil
 }
 
@@ -131,68 +131,103 @@ func (s *Store) runFlusher(ctx context.Context, flusher int) {
 	for {
 		var last bool
 		batch, last = s.queue.take(flusher, batch)
-		switch {
-		case last:
+		if last {
 			return
-		case len(batch) == 0:
+		}
+		if len(batch) == 0 {
 			<-s.queue.wake[flusher]
 			continue
-		case ctx.Err() != nil:
-			fail(batch, ErrOverloaded)
-		default:
-			s.flush(ctx, batch)
 		}
-		s.queue.release(flusher, batch)
+		s.queue.settle(s.flush(ctx, batch))
+		s.queue.free(flusher)
 		clear(batch) // results may be large, and the next batch may be long in coming
 	}
 }
 
-// flush writes batch and sets the result of each item.
-func (s *Store) flush(ctx context.Context, batch []*item) {
-	err := s.write(ctx, batch)
+// flush writes batch and returns the items that have a result now. The others are parked.
+func (s *Store) flush(ctx context.Context, batch []*item) (done []*item) {
+	if batch = s.divert(batch); len(batch) == 0 {
+		return nil
+	}
+	err := s.write(ctx, batch, s.patience())
 	switch {
 	case err == nil:
-	case postgres.IsUnavailable(err) || errors.Is(err, ErrOverloaded):
+		return batch
+	case final(err):
 		// It would be no better for each alone. After a lost COMMIT nobody may try again who has no key.
 		fail(batch, err)
-	default:
-		s.writeEach(ctx, batch)
+		return batch
 	}
+	// Each in its own transaction, so that an item pays only for its own trouble.
+	for len(batch) > 0 {
+		it := batch[0]
+		err := s.writeOne(ctx, it, s.patience())
+		if final(err) {
+			fail(batch, err)
+			return append(done, batch...)
+		}
+		batch = batch[1:]
+		if errors.Is(err, ErrLockTimeout) && s.parking.park(it, func(items []*item) { s.writeParked(ctx, items) }) {
+			batch = s.divert(batch)
+			continue
+		}
+		if err != nil {
+			it.res = Result{Err: err}
+		}
+		done = append(done, it)
+	}
+	return done
 }
 
-// writeEach writes the items of a batch that failed as a whole, each in its own transaction, so that an item pays only for
-// its own trouble.
-func (s *Store) writeEach(ctx context.Context, batch []*item) {
-	var busy map[uuid.UUID]error // conversations that nobody need wait for again
-	for i, it := range batch {
-		if err := busy[it.new.ConversationID]; err != nil {
+// divert parks the items of parked conversations, as far as there is room, and returns the rest.
+func (s *Store) divert(batch []*item) []*item {
+	rest, refused := s.parking.divert(batch)
+	if len(refused) > 0 {
+		fail(refused, ErrLockTimeout)
+		s.queue.settle(refused)
+	}
+	return rest
+}
+
+// patience is how long a shared transaction waits for a lock: an eighth of what an item may wait, because everyone in
+// the batch waits with it, and again in front of the items that are written one by one.
+func (s *Store) patience() time.Duration { return s.o.LockTimeout / 8 }
+
+// writeOne writes an item alone. A lock that it did not get is ErrLockTimeout.
+func (s *Store) writeOne(ctx context.Context, it *item, patience time.Duration) error {
+	one := []*item{it}
+	err := s.write(ctx, one, patience)
+	for try := 1; try < maxTries && postgres.IsSerialization(err); try++ {
+		err = s.write(ctx, one, patience)
+	}
+	err = lockError(err)
+	if err != nil && !final(err) && !errors.Is(err, ErrLockTimeout) {
+		s.o.Logger.ErrorContext(ctx, "activity not written", "tenant_id", it.new.TenantID,
+			"conversation_id", it.new.ConversationID, "error", err)
+	}
+	return err
+}
+
+// writeParked writes items of one conversation, which somebody else holds, with the whole of the lock time-out for each
+// until one has waited in vain: nobody need wait for the same again. (Whoever holds a key of the conversation holds the
+// conversation as well, or will.)
+func (s *Store) writeParked(ctx context.Context, items []*item) {
+	for i, it := range items {
+		err := s.writeOne(ctx, it, s.o.LockTimeout)
+		if final(err) || errors.Is(err, ErrLockTimeout) {
+			fail(items[i:], err)
+			break
+		}
+		if err != nil {
 			it.res = Result{Err: err}
-			continue
-		}
-		err := s.write(ctx, batch[i:i+1])
-		for try := 1; try < maxTries && postgres.IsSerialization(err); try++ {
-			err = s.write(ctx, batch[i:i+1])
-		}
-		switch {
-		case err == nil:
-			continue
-		case postgres.IsUnavailable(err) || errors.Is(err, ErrOverloaded):
-			fail(batch[i:], err)
-			return
-		}
-		err = lockError(err)
-		it.res = Result{Err: err}
-		if errors.Is(err, ErrLockTimeout) {
-			// Whoever holds a key of the conversation holds the conversation as well, or will.
-			if busy == nil {
-				busy = make(map[uuid.UUID]error)
-			}
-			busy[it.new.ConversationID] = err
-		} else {
-			s.o.Logger.ErrorContext(ctx, "activity not written", "tenant_id", it.new.TenantID,
-				"conversation_id", it.new.ConversationID, "error", err)
 		}
 	}
+	s.queue.settle(items)
+}
+
+// final reports whether err is no better tried again, for any item.
+func final(err error) bool {
+	return postgres.IsUnavailable(err) || errors.Is(err, ErrOverloaded)
 }
 
 // lockError makes ErrLockTimeout of what means the same.
@@ -209,8 +244,12 @@ func fail(batch []*item, err error) {
 	}
 }
 
-// write is one transaction: BEGIN with the insertion, deliveries, jobs, COMMIT. After an error the items have no result.
-func (s *Store) write(ctx context.Context, batch []*item) error {
+// write is one transaction: BEGIN with the insertion, deliveries, jobs, COMMIT. It waits for no lock longer than patience.
+// After an error the items have no result.
+func (s *Store) write(ctx context.Context, batch []*item, patience time.Duration) error {
+	if ctx.Err() != nil {
+		return ErrOverloaded // the drain time is over
+	}
 	begun := time.Now()
 	parent := ctx
 	ctx, cancel := context.WithTimeout(ctx, s.o.BatchTimeout)
@@ -226,7 +265,7 @@ func (s *Store) write(ctx context.Context, batch []*item) error {
 	for i, it := range batch {
 		news[i] = &it.new
 	}
-	done, err := s.appendItems(ctx, &session{tx: tx, begin: true, lockTimeout: milliseconds(s.o.LockTimeout)}, news, results)
+	done, err := s.appendItems(ctx, &session{tx: tx, begin: true, lockTimeout: milliseconds(patience)}, news, results)
 	if err != nil {
 		// On failure the connection is closed, and the database rolls back by itself.
 		_ = tx.Rollback(ctx)

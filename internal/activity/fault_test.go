@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
@@ -252,6 +253,58 @@ func TestFullQueueRefuses(t *testing.T) {
 		}
 	}
 	w.must(t, w.message("there is room again"))
+}
+
+// While somebody holds a conversation, others are written, and its own items keep their order.
+func TestHeldConversationDelaysNobodyElse(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, Options{LockTimeout: 8 * time.Second})
+	free := w.message("free")
+	free.ConversationID = w.newConversation(t)
+	release := w.hold(t)
+	early := w.start(t, w.store, w.message("1"), w.keyed("k", "2"), w.keyed("k", "2"), w.message("3"))
+	waitFor(t, func() bool {
+		w.store.parking.mu.Lock()
+		defer w.store.parking.mu.Unlock()
+		return len(w.store.parking.parked) == 1
+	})
+	w.must(t, free)
+	late := w.start(t, w.store, w.message("4"), free, w.message("5"))
+	w.must(t, free)
+	release()
+	if diff := cmp.Diff([]string{"seq 1", "seq 2", "repeat 2", "seq 3"}, describe(early())); diff != "" {
+		t.Errorf("early (-want +got):\n%s", diff)
+	}
+	got := describe(late())
+	if diff := cmp.Diff([]string{"seq 4", "seq 5"}, []string{got[0], got[2]}); diff != "" {
+		t.Errorf("late (-want +got):\n%s", diff)
+	}
+	w.checkDatabase(t)
+}
+
+// The connection is lost during COMMIT: only a repeat with the key can tell, and it does.
+func TestUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, Options{})
+	_, err := w.pool.Exec(t.Context(), `
+		CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(10); RETURN NULL; END $$;
+		CREATE CONSTRAINT TRIGGER die AFTER INSERT ON idempotency_keys DEFERRABLE INITIALLY DEFERRED
+			FOR EACH ROW WHEN (new.key = 'die') EXECUTE FUNCTION die()`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := w.append(t, w.keyed("die", "x"))[0]
+	if !errors.Is(r.Err, ErrUnknownOutcome) || !postgres.IsUnavailable(r.Err) {
+		t.Errorf("got %v", r.Err)
+	}
+	if _, err := w.pool.Exec(t.Context(), `DROP TRIGGER die ON idempotency_keys`); err != nil {
+		t.Fatal(err)
+	}
+	if r := w.append(t, w.keyed("die", "x"))[0]; r.Err != nil || r.Activity.Seq != 1 {
+		t.Errorf("the repeat: %+v", r)
+	}
+	w.checkDatabase(t)
 }
 
 // A caller that goes away stops waiting; what it queued is written all the same.

@@ -69,10 +69,10 @@ type queue struct {
 
 type shard struct {
 	items []*item
-	owner int // the flusher that writes some of its items, or free
+	owner int // the flusher that writes some of its items, or nobody
 }
 
-const free = -1
+const nobody = -1
 
 func newQueue(flushers, maxBatch, capacity int) *queue {
 	q := &queue{
@@ -81,7 +81,7 @@ func newQueue(flushers, maxBatch, capacity int) *queue {
 	}
 	for i := range flushers {
 		q.wake[i] = make(chan struct{}, 1)
-		q.shards[i].owner = free
+		q.shards[i].owner = nobody
 	}
 	return q
 }
@@ -134,15 +134,15 @@ func (q *queue) take(flusher int, batch []*item) (_ []*item, last bool) {
 	if flusher == 0 {
 		// The others' few first: shard 0 alone may fill batch after batch.
 		for i := 1; i < len(q.shards); i++ {
-			if s := &q.shards[i]; s.owner == free && (len(s.items) <= soloLimit || q.closed) {
+			if s := &q.shards[i]; s.owner == nobody && (len(s.items) <= soloLimit || q.closed) {
 				batch = q.move(batch, s, flusher)
 			}
-			idle = idle && q.shards[i].owner == free && len(q.shards[i].items) == 0
+			idle = idle && q.shards[i].owner == nobody && len(q.shards[i].items) == 0
 		}
 		batch = q.move(batch, &q.shards[0], flusher)
 		return batch, q.closed && idle && len(batch) == 0
 	}
-	if s := &q.shards[flusher]; s.owner == free && len(s.items) > soloLimit {
+	if s := &q.shards[flusher]; s.owner == nobody && len(s.items) > soloLimit {
 		batch = q.move(batch, s, flusher)
 	}
 	return batch, q.closed && len(batch) == 0
@@ -162,37 +162,42 @@ func (q *queue) move(batch []*item, s *shard, flusher int) []*item {
 	return batch
 }
 
-// release ends the flusher's work on batch, whose results stand in the items: it gives the shards free and hands the
-// results to everyone who waits for them.
-func (q *queue) release(flusher int, batch []*item) {
-	var joined [][]*item
+// free ends the flusher's work on its shards.
+func (q *queue) free(flusher int) {
 	q.mu.Lock()
 	for i := range q.shards {
 		if s := &q.shards[i]; s.owner == flusher {
-			s.owner = free
+			s.owner = nobody
 			if i > 0 && len(s.items) > soloLimit {
 				q.signal(i)
 			}
-		}
-	}
-	for i, it := range batch {
-		if it.new.IdempotencyKey == "" {
-			continue
-		}
-		delete(q.keys, keyOf(&it.new))
-		if len(it.joined) > 0 {
-			if joined == nil {
-				joined = make([][]*item, len(batch))
-			}
-			joined[i] = it.joined
-			q.waiting -= len(it.joined)
 		}
 	}
 	q.mu.Unlock()
 	if flusher != 0 {
 		q.signal(0) // for what this one left, and for the end of both
 	}
-	for i, it := range batch {
+}
+
+// settle hands the results that stand in the items to everyone who waits for them.
+func (q *queue) settle(items []*item) {
+	var joined [][]*item
+	q.mu.Lock()
+	for i, it := range items {
+		if it.new.IdempotencyKey == "" {
+			continue
+		}
+		delete(q.keys, keyOf(&it.new))
+		if len(it.joined) > 0 {
+			if joined == nil {
+				joined = make([][]*item, len(items))
+			}
+			joined[i] = it.joined
+			q.waiting -= len(it.joined)
+		}
+	}
+	q.mu.Unlock()
+	for i, it := range items {
 		var again []*item
 		if joined != nil {
 			for _, other := range joined[i] {

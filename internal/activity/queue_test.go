@@ -76,7 +76,8 @@ func TestShardHasOneFlusher(t *testing.T) {
 		t.Fatalf("the second flusher took %d items beside the first one", n)
 	}
 	<-q.wake[1] // from the 50
-	q.release(0, first)
+	q.free(0)
+	q.settle(first)
 	select {
 	case <-q.wake[1]:
 	default:
@@ -114,7 +115,8 @@ func TestKeyInFlightJoins(t *testing.T) {
 		t.Fatal("a key entered a batch twice")
 	}
 	first.res = Result{Activity: Activity{ID: uuid.New(), Seq: 7}}
-	q.release(0, got)
+	q.free(0)
+	q.settle(got)
 	for name, it := range map[string]*item{"repeat 7": same, "reused": other, "not found": bound} {
 		if !it.done.Load() || describe([]Result{it.res})[0] != name {
 			t.Errorf("want %s, got %v", name, describe([]Result{it.res}))
@@ -153,7 +155,8 @@ func TestJoinedToAFailure(t *testing.T) {
 		q.add(items)
 		got, _ := q.take(0, nil)
 		items[0].res.Err = tt.err
-		q.release(0, got)
+		q.free(0)
+		q.settle(got)
 		var done []bool
 		for _, it := range items[1:] {
 			done = append(done, it.done.Load())
@@ -210,7 +213,8 @@ func TestQueueClose(t *testing.T) {
 					}
 					items, last := q.take(f, nil)
 					ended[f] = last
-					q.release(f, items)
+					q.free(f)
+					q.settle(items)
 				}
 			}
 			if n > 0 {

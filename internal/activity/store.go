@@ -50,7 +50,7 @@ type Options struct {
 	MaxBatch     int           // activities in one transaction; 0 means 256
 	Queue        int           // activities that may wait for a transaction; 0 means 4096
 	Flushers     int           // transactions of Append at one time; 0 means 2
-	LockTimeout  time.Duration // how long one lock is waited for; 0 means 2 s
+	LockTimeout  time.Duration // how long an item waits for a lock that another transaction holds; 0 means 2 s
 	BatchTimeout time.Duration // how long a transaction may take, the wait for a connection included; 0 means 10 s
 	DrainTimeout time.Duration // how long Run works on the queue after it was told to stop; 0 means 10 s
 	// Broadcast gets the new activities of each transaction after its commit. Those of one conversation that this node
@@ -69,6 +69,7 @@ type Store struct {
 	o        Options
 	metrics  *metrics
 	queue    *queue
+	parking  parking
 }
 
 // NewStore makes a store. It starts nothing: what Append queues is written once [Store.Run] runs.
