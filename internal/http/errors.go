@@ -33,7 +33,7 @@ type mapping struct {
 // exported Err of the domain packages is in it. Those with codeInternal are no caller's business: they are logged.
 var mappings = []mapping{
 	{auth.ErrMalformed, codeInvalidCredential, 0, "The credential is malformed: it was not copied whole, or it is of another kind."},
-	{auth.ErrUnknown, codeInvalidCredential, 0, "Nobody is known by this credential."},
+	{auth.ErrUnknown, codeInvalidCredential, 0, "Nobody is known by this credential: it was not issued here, or it was revoked."},
 	{auth.ErrExpired, codeCredentialExpired, 0, "The credential has expired."},
 	{auth.ErrRevoked, codeCredentialRevoked, 0, "The credential was revoked."},
 	{auth.ErrChannelGone, codeCredentialRevoked, 0, "The channel of this token does not exist any more."},
