@@ -94,7 +94,9 @@ FOR NO KEY UPDATE OF d`
 // Times of providers are not believed to lie in the future.
 const queryApplyReceipts = `
 UPDATE deliveries d SET status = r.status, reason = r.reason, last_error = r.last_error,
-    sent_at = least(r.sent_at, now()), delivered_at = least(r.delivered_at, now()), read_at = least(r.read_at, now()),
+    sent_at = CASE WHEN r.sent_at > now() THEN now() ELSE r.sent_at END,
+    delivered_at = CASE WHEN r.delivered_at > now() THEN now() ELSE r.delivered_at END,
+    read_at = CASE WHEN r.read_at > now() THEN now() ELSE r.read_at END,
     updated_at = now()
 FROM unnest($2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::timestamptz[], $8::timestamptz[], $9::timestamptz[])
     AS r (id, activity_id, status, reason, last_error, sent_at, delivered_at, read_at)

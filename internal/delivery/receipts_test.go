@@ -163,9 +163,12 @@ func TestReceiptSettlesWhatWaits(t *testing.T) {
 	if d.Status != StatusPending || w.only(t, ids[1]).Attempts != 0 {
 		t.Fatalf("delivery %+v", d)
 	}
-	apply(t, w, w.tenant, ch, channel.Receipt{DeliveryID: &d.ID, Status: "delivered", At: time.Now()})
+	apply(t, w, w.tenant, ch, channel.Receipt{DeliveryID: &d.ID, Status: "delivered", At: time.Now().Add(time.Hour)})
+	if at := w.only(t, ids[0]).DeliveredAt; at == nil || at.After(time.Now().Add(time.Minute)) {
+		t.Errorf("a time in the future was believed: %v", at)
+	}
 	w.drain(t)
-	if d, next := w.only(t, ids[0]), w.only(t, ids[1]); d.Status != StatusDelivered || d.Attempts != 1 || next.Status != StatusSent {
+	if d, next := w.only(t, ids[0]), w.only(t, ids[1]); d.Status != StatusDelivered || d.Attempts != 1 || d.ReadAt != nil || next.Status != StatusSent {
 		t.Errorf("after the receipt: %+v, next %+v", d, next)
 	}
 }

@@ -197,7 +197,7 @@ func (s *Service) attempt(ctx context.Context, ch *channel.Channel, sender chann
 	defer cancel()
 	a.outcome = s.send(timed, ch, sender, d, a.number)
 	if a.outcome.Kind == channel.Sent && len(a.outcome.Replies) > 0 {
-		if err := s.reply(ctx, ch, d.activity, a.outcome.Replies); err != nil {
+		if err := s.reply(timed, ch, d.activity, a.outcome.Replies); err != nil {
 			s.log.Warn("a reply could not be stored; the delivery is tried again", "tenant_id", d.activity.TenantID,
 				"delivery_id", d.id, "error", err)
 			a.outcome = channel.Outcome{Kind: channel.Retry, Reason: ReasonReply, Error: "The reply could not be stored."}
