@@ -50,8 +50,8 @@ type Store struct {
 	maxKeys int  // of a shard
 	clock   ratelimit.Clock
 
-	overflowMu   sync.Mutex // as shard.mu
-	overflow     [ratelimit.NumBuckets]table
+	overflowMu   sync.Mutex                                  // as shard.mu
+	overflow     [ratelimit.NumBuckets]atomic.Pointer[table] // made when first needed
 	overflowed   atomic.Uint64
 	overflowedAt atomic.Int64
 }
@@ -77,12 +77,6 @@ func New(c Config) (*Store, error) {
 	}
 	for i := range s.shards {
 		s.shards[i].tab.Store(newTable(minSlots))
-	}
-	for b := range s.overflow {
-		s.overflow[b] = *newTable(overflowLen)
-		for i := range s.overflow[b].slots {
-			s.overflow[b].slots[i].hi.Store(overflowHi)
-		}
 	}
 	if c.Registerer != nil {
 		if err := s.register(c.Registerer); err != nil {
@@ -126,9 +120,13 @@ func (s *Store) lookup(sh *shard, k ratelimit.Key) ref {
 	return ref{&t.slots[i], &t.prev[i], k.Hi}
 }
 
-// spread returns the overflow counter of a key.
-func (s *Store) spread(k ratelimit.Key, b ratelimit.Bucket) ref {
-	t := &s.overflow[b]
+// shared returns the overflow counter of a key; ref.sl is nil if the bucket never
+// needed one.
+func (s *Store) shared(k ratelimit.Key, b ratelimit.Bucket) ref {
+	t := s.overflow[b].Load()
+	if t == nil {
+		return ref{}
+	}
 	i := k.Lo % overflowLen
 	return ref{&t.slots[i], &t.prev[i], overflowHi}
 }
@@ -315,12 +313,20 @@ func (s *Store) prepare(sh *shard, k ratelimit.Key, p *ratelimit.Policy, now rat
 func (s *Store) prepareOverflow(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instant) (ref, ratelimit.Instant) {
 	s.overflowed.Add(1)
 	s.overflowedAt.Store(int64(now))
-	r := s.spread(k, p.Bucket())
-	if r.ready(p, now) {
+	r := s.shared(k, p.Bucket())
+	if r.sl != nil && r.ready(p, now) {
 		return r, now
 	}
 	s.overflowMu.Lock()
 	defer s.overflowMu.Unlock()
+	if s.overflow[p.Bucket()].Load() == nil {
+		t := newTable(overflowLen)
+		for i := range t.slots {
+			t.slots[i].hi.Store(overflowHi)
+		}
+		s.overflow[p.Bucket()].Store(t)
+	}
+	r = s.shared(k, p.Bucket())
 	return r, s.settle(r, p, now)
 }
 
@@ -448,7 +454,9 @@ func (s *Store) Refund(_ context.Context, at ratelimit.Instant, it ratelimit.Ite
 		r := s.lookup(sh, it.Key)
 		mu := &sh.mu
 		if r.sl == nil {
-			r, mu = s.spread(it.Key, it.Policy.Bucket()), &s.overflowMu
+			if r, mu = s.shared(it.Key, it.Policy.Bucket()), &s.overflowMu; r.sl == nil {
+				return
+			}
 		}
 		w, p := r.sl.word.Load(), it.Policy
 		if shape := r.sl.shape.Load(); shape == 0 {
@@ -531,7 +539,9 @@ func (s *Store) state(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instan
 		if sh.keys.Load() < int64(s.maxKeys) {
 			return p.Fresh(now)
 		}
-		mu, r = &s.overflowMu, s.spread(k, p.Bucket())
+		if mu, r = &s.overflowMu, s.shared(k, p.Bucket()); r.sl == nil {
+			return p.Fresh(now)
+		}
 	}
 	state := ratelimit.State{Word: r.sl.word.Load(), Prev: r.prev.Load()}
 	shape := r.sl.shape.Load()

@@ -116,7 +116,7 @@ func TestTakeAllocatesNothing(t *testing.T) {
 // Growing, rolling over and spending at once lose and invent nothing.
 func TestGrowthKeepsCounts(t *testing.T) {
 	t.Parallel()
-	const keys, workers, rounds = 3000, 8, 4
+	const keys, workers, rounds = 1000, 8, 4
 	h := newHasher(t)
 	for _, a := range algorithms {
 		s := newStore(t, Config{})
@@ -151,20 +151,22 @@ func TestGrowthKeepsCounts(t *testing.T) {
 // what the counter holds in the end is what was admitted in its window.
 func TestWindowEdgeUnderParallelCallers(t *testing.T) {
 	t.Parallel()
-	const workers, requests = 4, 400
+	const workers, requests = 4, 2000
 	h := newHasher(t)
 	for _, a := range algorithms[:2] {
 		for _, limit := range []int64{100, 100_000} { // near the limit, and far from it
 			p := newPolicy(t, ratelimit.Rule{Limit: limit, Scale: time.Second, Algorithm: a})
 			edge := ratelimit.Instant(1_800_000_000 * time.Second)
 			last, _ := p.Window(edge)
-			for range 20 {
+			for range 10 {
 				s := newStore(t, Config{})
 				it := ratelimit.Item{Key: h.Tenant(ratelimit.ActivityCreate, tenant(1)), Policy: p}
 				var before, after atomic.Int64
 				var wg sync.WaitGroup
+				begin := make(chan struct{})
 				for w := range workers {
 					wg.Go(func() {
+						<-begin
 						for n := range requests {
 							// The edge comes and, for the preempted, goes.
 							now := edge.Add(time.Duration(n-requests/2-n%7*w) * time.Microsecond)
@@ -179,6 +181,7 @@ func TestWindowEdgeUnderParallelCallers(t *testing.T) {
 						}
 					})
 				}
+				close(begin)
 				wg.Wait()
 				u, err := s.Peek(t.Context(), edge, it)
 				if err != nil {
@@ -203,19 +206,23 @@ func TestGrowthUnderAHotKey(t *testing.T) {
 	h := newHasher(t)
 	for _, a := range algorithms {
 		p := newPolicy(t, ratelimit.Rule{Limit: 1_000_000, Scale: time.Hour, Algorithm: a})
-		for range 20 {
+		for range 5 {
 			s := newStore(t, Config{MaxKeys: 1500}) // one shard
 			hot := ratelimit.Item{Key: h.Tenant(ratelimit.ActivityCreate, tenant(0)), Policy: p}
 			var wg sync.WaitGroup
 			var grown atomic.Bool
 			admitted := uint32(0)
+			running := make(chan struct{})
 			wg.Go(func() {
 				for !grown.Load() {
 					if s.Take(t.Context(), benchNow, hot).Allowed {
-						admitted++
+						if admitted++; admitted == 1000 {
+							close(running)
+						}
 					}
 				}
 			})
+			<-running
 			for n := range 1400 {
 				s.Take(t.Context(), benchNow, ratelimit.Item{Key: h.Tenant(ratelimit.ActivityCreate, tenant(n+1)), Policy: p})
 			}
@@ -312,5 +319,30 @@ func TestNewRefusesNegativeBound(t *testing.T) {
 	t.Parallel()
 	if _, err := New(Config{MaxKeys: -1}); err == nil {
 		t.Error("a negative bound was accepted")
+	}
+}
+
+// A later item that refuses after all were asked, here because two are one, takes
+// the earlier spends back.
+func TestTakeAllRollsBack(t *testing.T) {
+	t.Parallel()
+	h := newHasher(t)
+	for _, a := range algorithms {
+		s := newStore(t, Config{})
+		item := func(n int, limit int64) ratelimit.Item {
+			return ratelimit.Item{
+				Key:    h.Tenant(ratelimit.ActivityCreate, tenant(n)),
+				Policy: newPolicy(t, ratelimit.Rule{Limit: limit, Scale: time.Minute, Algorithm: a}),
+			}
+		}
+		items := []ratelimit.Item{item(1, 10), item(2, 1), item(2, 1)}
+		if d := s.TakeAll(t.Context(), benchNow, items); d.Allowed || d.Item != 2 {
+			t.Errorf("%v: %+v", a, d)
+		}
+		for i, it := range items {
+			if u, err := s.Peek(t.Context(), benchNow, it); err != nil || u.Used != 0 {
+				t.Errorf("%v: item %d keeps %d (%v)", a, i, u.Used, err)
+			}
+		}
 	}
 }
