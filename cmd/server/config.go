@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -432,5 +431,3 @@ func duration(field func(*Config) *time.Duration, low, high time.Duration) func(
 		return nil
 	}
 }
-
-var _ json.Marshaler = secrets.Text("") // a Config that is logged or marshalled shows no secret

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -194,9 +193,6 @@ func (c simulateReceiverCmd) Run(e *env) error {
 	}
 	return simulate.Receiver(e.ctx, simulate.ReceiverOptions{
 		Addr: c.Addr, Secrets: known, Out: e.stdout, ShowBody: c.ShowBody, Yes: c.Yes,
-		Ready: func(a net.Addr) {
-			fmt.Fprintf(e.stdout, "Receiving on http://%s, verifying with %d secret(s). Stop with Ctrl-C.\n", a, len(known))
-		},
 		Behaviour: simulate.Behaviour{
 			FailFirst: c.FailFirst, FailRate: c.FailRate, Seed: c.Seed, Status: c.Status, RetryAfter: c.RetryAfter, Delay: c.Delay,
 			Hang: c.Hang, DropConnection: c.DropConnection, Redirect: c.Redirect, HugeBody: c.HugeBody, SlowBody: c.SlowBody,
