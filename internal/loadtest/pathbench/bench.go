@@ -65,6 +65,7 @@ type bench struct {
 	results  []*result
 
 	hub        *hub
+	postgres   *devpg.Server
 	db         *pgxpool.Pool // the hub's database
 	fast, slow *receiver
 	world      *world
@@ -78,6 +79,23 @@ type bench struct {
 
 func (b *bench) say(format string, args ...any) {
 	fmt.Fprintf(b.progress, "[%5.1f s] %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+func (b *bench) usage() usage { return readUsage(b.hub.pid(), b.postgres.PID()) }
+
+// spent says who used the processors since before, and for a rate how much each item took of ours; it remembers the
+// share of strangers.
+func (b *bench) spent(before usage, rate float64) string {
+	now := b.usage()
+	s, ok := now.since(before)
+	if !ok {
+		return ""
+	}
+	b.machine.Others = max(b.machine.Others, s.others)
+	if rate == 0 {
+		return s.String()
+	}
+	return fmt.Sprintf("%s; %.0f µs of ours each", s, 1e6*s.seconds/(rate*now.at.Sub(before.at).Seconds()))
 }
 
 // run does everything in dir and leaves nothing running. What was measured before an error is in results.
@@ -95,6 +113,7 @@ func (b *bench) run(ctx context.Context, dir, binDir, vendored string) (err erro
 		return err
 	}
 	defer func() { err = errors.Join(err, pg.Stop(context.WithoutCancel(ctx))) }()
+	b.postgres = pg
 	if err := b.prepare(ctx, pg, bin, dir); err != nil {
 		return err
 	}
@@ -229,12 +248,12 @@ func (b *bench) add(r *result) *result {
 
 // step measures one thing and says what came out and who used the processors.
 func (b *bench) step(what string, measure func() (float64, error)) (float64, error) {
-	before := readUsage(b.hub.pid())
+	before := b.usage()
 	v, err := measure()
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", what, err)
 	}
-	b.say("%-42s %7.0f/s  %s", what, v, readUsage(b.hub.pid()).since(before))
+	b.say("%-50s %6.0f/s  %s", what, v, b.spent(before, v))
 	return v, nil
 }
 
@@ -427,14 +446,14 @@ func (b *bench) untilNone(ctx context.Context, query string, args ...any) error 
 }
 
 func (b *bench) timed(ctx context.Context, what string, n int) (p50, p99 time.Duration, err error) {
-	before := readUsage(b.hub.pid())
+	before := b.usage()
 	took, err := latencies(ctx, b.hub.addr, b.world.out.conversations, b.fast, n)
 	if err != nil {
 		return 0, 0, err
 	}
 	b.arrived += int64(len(took))
 	p50, p99 = percentile(took, 50), percentile(took, 99)
-	b.say("%-42s p50 %.1f ms, p99 %.1f ms  %s", what, ms(p50), ms(p99), readUsage(b.hub.pid()).since(before))
+	b.say("%-36s p50 %.1f ms, p99 %.1f ms  %s", what, ms(p50), ms(p99), b.spent(before, 0))
 	return p50, p99, nil
 }
 

@@ -14,35 +14,87 @@ const ticksPerSecond = 100
 
 // usage is processor time used so far, in ticks. Where there is no /proc it stays zero and nothing is reported.
 type usage struct {
-	at                time.Time
-	driver, hub, busy int64 // busy is that of the whole machine
+	at       time.Time
+	driver   int64 // with the receivers, River's floor and pgbench
+	hub      int64
+	postgres int64 // all its processes
+	busy     int64 // of the whole machine, ours and others'
 }
 
-func readUsage(hubPID int) usage {
-	return usage{at: time.Now(), driver: processTicks(os.Getpid()), hub: processTicks(hubPID), busy: machineTicks()}
-}
-
-// since says who used the processors, in per cent of all of them. The rest is Postgres and whatever else runs.
-func (u usage) since(before usage) string {
-	all := u.at.Sub(before.at).Seconds() * ticksPerSecond * float64(runtime.NumCPU())
-	if u.busy == 0 || all == 0 {
-		return ""
+func readUsage(hubPID, postgresPID int) usage {
+	u := usage{at: time.Now(), busy: machineTicks()}
+	driver := process(os.Getpid())
+	u.driver = driver.own + driver.waited
+	u.hub = process(hubPID).own
+	postmaster := process(postgresPID)
+	u.postgres = postmaster.own + postmaster.waited
+	for _, pid := range children(postgresPID) {
+		u.postgres += process(pid).own
 	}
-	driver, hub, busy := float64(u.driver-before.driver), float64(u.hub-before.hub), float64(u.busy-before.busy)
-	return fmt.Sprintf("cpu: driver %.0f%%, hub %.0f%%, Postgres and others %.0f%%", 100*driver/all, 100*hub/all, 100*(busy-driver-hub)/all)
+	return u
 }
 
-// processTicks is utime + stime, fields 14 and 15 of proc_pid_stat(5); the name in field 2 may contain anything.
-func processTicks(pid int) int64 {
+// spent is the processor time between two readings: shares of all processors, from 0 to 1.
+type spent struct {
+	driver, hub, postgres, others float64
+	seconds                       float64 // of processors, by all of ours
+}
+
+// since returns false where processor time is not known.
+func (u usage) since(before usage) (spent, bool) {
+	all := u.at.Sub(before.at).Seconds() * ticksPerSecond * float64(runtime.NumCPU())
+	if u.busy == 0 || all <= 0 {
+		return spent{}, false
+	}
+	driver, hub, postgres := u.driver-before.driver, u.hub-before.hub, u.postgres-before.postgres
+	ours := driver + hub + postgres
+	return spent{
+		driver: float64(driver) / all, hub: float64(hub) / all, postgres: float64(postgres) / all,
+		others:  max(0, float64(u.busy-before.busy-ours)/all),
+		seconds: float64(ours) / ticksPerSecond,
+	}, true
+}
+
+func (s spent) String() string {
+	return fmt.Sprintf("cpu: driver %.0f%%, hub %.0f%%, Postgres %.0f%%, others %.0f%%", 100*s.driver, 100*s.hub, 100*s.postgres, 100*s.others)
+}
+
+type ticks struct {
+	own    int64 // utime and stime
+	waited int64 // cutime and cstime: of children that ended and were waited for
+	parent int64
+}
+
+// process reads proc_pid_stat(5); the name in field 2 may contain anything. A process that is gone used nothing.
+func process(pid int) ticks {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
-		return 0
+		return ticks{}
 	}
-	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if len(f) < 13 {
-		return 0
+	return parseStat(b)
+}
+
+func parseStat(b []byte) ticks {
+	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:]) // from field 3 on
+	if len(f) < 15 {
+		return ticks{}
 	}
-	return number(f[11]) + number(f[12])
+	return ticks{own: number(f[11]) + number(f[12]), waited: number(f[13]) + number(f[14]), parent: number(f[1])}
+}
+
+// children lists the living children of a process.
+func children(pid int) []int {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	var found []int
+	for _, e := range entries {
+		if child, err := strconv.Atoi(e.Name()); err == nil && process(child).parent == int64(pid) {
+			found = append(found, child)
+		}
+	}
+	return found
 }
 
 // machineTicks is user, nice, system, irq and softirq of the first line of proc_stat(5).

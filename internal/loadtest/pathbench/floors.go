@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -193,18 +194,27 @@ func (f *riverFloor) rate(ctx context.Context) (float64, error) {
 
 // testFsync runs pg_test_fsync and returns its line for fdatasync; "" when there is none.
 func testFsync(ctx context.Context, binDir, dir string) string {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // it goes on for a quarter of a minute after the line that is wanted
 	cmd := exec.CommandContext(ctx, filepath.Join(binDir, "pg_test_fsync"), "-s", "1", "-f", filepath.Join(dir, "fsync.test"))
-	out, err := cmd.CombinedOutput()
-	if err != nil {
+	out, err := cmd.StdoutPipe()
+	if err != nil || cmd.Start() != nil {
 		return ""
 	}
-	return parseFsync(string(out))
+	defer func() { _ = cmd.Wait() }() // it was cut off
+	found := ""
+	for lines := bufio.NewScanner(out); found == "" && lines.Scan(); {
+		found = parseFsync(lines.Text())
+	}
+	cancel()
+	return found
 }
 
-var fsyncLine = regexp.MustCompile(`(?m)^\s*fdatasync\s+([0-9.]+ ops/sec\s+[0-9]+ usecs/op)`)
+var fsyncLine = regexp.MustCompile(`^\s*fdatasync\s+([0-9.]+ ops/sec\s+[0-9]+ usecs/op)`)
 
-func parseFsync(out string) string {
-	m := fsyncLine.FindStringSubmatch(out) // the first is one 8 kB write, as a small commit is
+// parseFsync reads a line. The first of fdatasync is for one write of 8 kB, as a small commit is.
+func parseFsync(line string) string {
+	m := fsyncLine.FindStringSubmatch(line)
 	if m == nil {
 		return ""
 	}

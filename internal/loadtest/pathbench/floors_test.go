@@ -24,19 +24,17 @@ func TestParseTPS(t *testing.T) {
 	}
 }
 
-func TestParseFsyncTakesTheFirst(t *testing.T) {
+func TestParseFsync(t *testing.T) {
 	t.Parallel()
-	out := `Compare file sync methods using one 8kB write:
-        open_datasync                      5802.317 ops/sec     172 usecs/op
-        fdatasync                          6080.071 ops/sec     164 usecs/op
-Compare file sync methods using two 8kB writes:
-        fdatasync                          1.000 ops/sec     9 usecs/op
-`
-	if got := parseFsync(out); got != "6080.071 ops/sec 164 usecs/op" {
-		t.Errorf("got %q", got)
-	}
-	if got := parseFsync("nothing"); got != "" {
-		t.Errorf("of nothing: %q", got)
+	for line, want := range map[string]string{
+		"        fdatasync                          6080.071 ops/sec     164 usecs/op": "6080.071 ops/sec 164 usecs/op",
+		"        open_datasync                      5802.317 ops/sec     172 usecs/op": "",
+		"        fsync_writethrough                              n/a":                  "",
+		"Compare file sync methods using one 8kB write:":                               "",
+	} {
+		if got := parseFsync(line); got != want {
+			t.Errorf("%q: got %q, want %q", line, got, want)
+		}
 	}
 }
 

@@ -80,16 +80,22 @@ func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // machine is what the figures were made on.
 type machine struct {
-	CPUs     int    `json:"cpus"`
-	GOOS     string `json:"goos"`
-	GOARCH   string `json:"goarch"`
-	Go       string `json:"go"`
-	Postgres string `json:"postgres"`
-	Fsync    string `json:"pg_test_fsync_fdatasync,omitempty"`
-	Version  string `json:"hub"`
-	Seconds  float64
-	Rounds   int
+	CPUs     int     `json:"cpus"`
+	GOOS     string  `json:"goos"`
+	GOARCH   string  `json:"goarch"`
+	Go       string  `json:"go"`
+	Postgres string  `json:"postgres"`
+	Fsync    string  `json:"pg_test_fsync_fdatasync,omitempty"`
+	Version  string  `json:"hub"`
+	Seconds  float64 `json:"seconds"`
+	Rounds   int     `json:"rounds"`
+	// Others is the greatest share of the processors, 0 to 1, that strangers used during a measurement.
+	Others float64 `json:"others"`
 }
+
+// disturbed is the share of strangers from which on the ratios say little: the scheduler shares the processors out by
+// process, and pgbench with its 32 backends outbids strangers where the hub with its few does not.
+const disturbed = 0.1
 
 func thisMachine() machine {
 	return machine{CPUs: runtime.NumCPU(), GOOS: runtime.GOOS, GOARCH: runtime.GOARCH, Go: runtime.Version()}
@@ -132,6 +138,9 @@ func writeTable(w io.Writer, m machine, results []*result) error {
 		}
 	}
 	b.WriteString("\n" + m.String() + "\n")
+	if m.Others > disturbed {
+		fmt.Fprintf(&b, "DISTURBED: other programs used up to %.0f%% of the processors; measure again on a quiet machine.\n", 100*m.Others)
+	}
 	for _, r := range results {
 		if r.Note != "" {
 			fmt.Fprintf(&b, "%s: %s\n", r.Work, r.Note)

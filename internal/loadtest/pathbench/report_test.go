@@ -29,7 +29,7 @@ func TestJudge(t *testing.T) {
 func TestTable(t *testing.T) {
 	t.Parallel()
 	no := false
-	m := machine{CPUs: 2, GOOS: "linux", GOARCH: "amd64", Go: "go1", Postgres: "Postgres 15.1", Version: "converger v1", Rounds: 3, Seconds: 2.5}
+	m := machine{CPUs: 2, GOOS: "linux", GOARCH: "amd64", Go: "go1", Postgres: "Postgres 15.1", Version: "converger v1", Rounds: 3, Seconds: 2.5, Others: 0.25}
 	results := []*result{
 		{Work: "accepted", Beside: "pgbench", Rates: []float64{20, 30, 40}, Floors: []float64{100, 100, 50}, Target: 0.35, Met: &no},
 		{Work: "no floor", Beside: "pgbench", Rates: []float64{20}, Floors: []float64{0}, Missing: "no pgbench here", Target: 0.1},
@@ -46,6 +46,7 @@ func TestTable(t *testing.T) {
 | idle     | 3.0 / 9.0 ms | –       | –               | –                         | ≤ 5 / ≤ 20 ms | –       |
 
 converger v1; Postgres 15.1; 2 CPUs, linux/amd64, go1; fdatasync: no pg_test_fsync here; medians of 3 rounds of 2.5 s
+DISTURBED: other programs used up to 25% of the processors; measure again on a quiet machine.
 idle: why
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
