@@ -373,7 +373,7 @@ curl -s %[1]s/api/v1/conversations/$CONVERSATION/activities -H "x-api-key: $KEY"
 curl -s "%[1]s/api/v1/conversations?channel_id=%[8]s" -H "x-api-key: $KEY"; echo
 
 # 4. Overdo it: 300 posts at once, of which 100 a second are accepted
-curl -s -Z --parallel-max 50 -o /dev/null -w '%%{http_code}\n' "%[1]s/api/v1/conversations/$CONVERSATION/activities?[1-300]" \
+curl --no-progress-meter -Z --parallel-max 50 -o /dev/null -w '%%{http_code}\n' "%[1]s/api/v1/conversations/$CONVERSATION/activities?[1-300]" \
   -H "x-api-key: $KEY" -H 'content-type: application/json' -d '{"text":"again"}' | sort | uniq -c
 
 `, d.BaseURL, d.Tenant.Name, c.Dir, program, dir, d.Tenant.APIKey, d.Channels["webhook"].ID, d.Channels["whatsapp_meta"].ID)

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/google/uuid"
 )
@@ -132,13 +134,13 @@ func (c inboundListCmd) Run(e *env) error {
 		return nil
 	}
 	w := tabwriter.NewWriter(e.stdout, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(w, "RECEIVED\tSTATE\tID\tCHANNEL\tENDPOINT\tERROR")
+	fmt.Fprintln(w, "RECEIVED\tSTATE\tID\tTENANT\tCHANNEL\tENDPOINT\tERROR")
 	for _, x := range page.Data {
 		reason := ""
 		if x.Error != nil {
 			reason = *x.Error
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", x.InsertedAt.UTC().Format(time.RFC3339), x.State, x.ID, x.ChannelID, x.Endpoint, reason)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", x.InsertedAt.UTC().Format(time.RFC3339), x.State, x.ID, x.TenantID, x.ChannelID, x.Endpoint, reason)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -149,34 +151,82 @@ func (c inboundListCmd) Run(e *env) error {
 	return nil
 }
 
+// tenantFlag names whose events they are; inbound list shows it.
+type tenantFlag struct {
+	Tenant string `help:"The event's tenant; default is the demo's." placeholder:"ID"`
+}
+
+// path is where the management API keeps an event.
+func (t tenantFlag) path(f managementFlags, event uuid.UUID) (string, error) {
+	tenant := t.Tenant
+	if tenant == "" {
+		d, err := f.read()
+		if err != nil {
+			return "", err
+		}
+		if tenant = d.Tenant.ID; tenant == "" {
+			return "", errors.New("whose event? Pass --tenant ID (inbound list shows it)")
+		}
+	}
+	return "/tenants/" + url.PathEscape(tenant) + "/inbound_events/" + event.String(), nil
+}
+
 type inboundShowCmd struct {
 	managementFlags
+	tenantFlag
 	ID uuid.UUID `arg:"" help:"Id of the event."`
 }
 
 func (c inboundShowCmd) Run(e *env) error {
-	var answer json.RawMessage
-	if err := c.call(e.ctx, http.MethodGet, "/inbound_events/"+c.ID.String(), nil, nil, &answer); err != nil {
+	path, err := c.path(c.managementFlags, c.ID)
+	if err != nil {
 		return err
 	}
-	var pretty bytes.Buffer
-	if err := json.Indent(&pretty, answer, "", "  "); err != nil {
+	var answer struct {
+		Data map[string]any `json:"data"`
+	}
+	if err := c.call(e.ctx, http.MethodGet, path, nil, nil, &answer); err != nil {
 		return err
 	}
-	fmt.Fprintln(e.stdout, pretty.String())
+	encoded, _ := answer.Data["body"].(string)
+	body, err := base64.StdEncoding.DecodeString(encoded)
+	if err != nil {
+		return fmt.Errorf("the hub's answer holds no readable body: %w", err)
+	}
+	delete(answer.Data, "body")
+	pretty, err := json.MarshalIndent(answer.Data, "", "  ")
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(e.stdout, "%s\n\n%s\n", pretty, printable(body))
 	return nil
+}
+
+// printable shows bytes from outside on a terminal: what could steer it is escaped.
+func printable(b []byte) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, string(b))
 }
 
 type inboundReplayCmd struct {
 	managementFlags
+	tenantFlag
 	IDs []uuid.UUID `arg:"" name:"id" help:"Ids of the events."`
 }
 
 func (c inboundReplayCmd) Run(e *env) error {
 	var all error
 	for _, id := range c.IDs {
+		path, err := c.path(c.managementFlags, id)
+		if err != nil {
+			return err
+		}
 		var answer json.RawMessage
-		if err := c.call(e.ctx, http.MethodPost, "/inbound_events/"+id.String()+"/replay", nil, nil, &answer); err != nil {
+		if err := c.call(e.ctx, http.MethodPost, path+"/replay", nil, nil, &answer); err != nil {
 			all = errors.Join(all, fmt.Errorf("%s: %w", id, err))
 			continue
 		}
