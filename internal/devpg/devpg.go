@@ -99,7 +99,7 @@ func start(ctx context.Context, cfg Config, home string, lock *os.File) (*Server
 	if err != nil {
 		return nil, err
 	}
-	id, dir, err := settle(bin, home)
+	id, dir, err := settle(ctx, bin, home)
 	if err != nil {
 		return nil, err
 	}
@@ -241,7 +241,7 @@ func (c cluster) run(ctx context.Context, password string) (*Server, error) {
 	} else {
 		host = "127.0.0.1"
 		var err error
-		if port, err = freePort(); err != nil {
+		if port, err = freePort(ctx); err != nil {
 			return nil, fmt.Errorf("devpg: find a free port: %w", err)
 		}
 		args = append(args, "-c", "unix_socket_directories=", "-c", "listen_addresses="+host)
@@ -404,8 +404,8 @@ func (s *Server) signal(sig syscall.Signal) {
 	_ = s.cmd.Process.Signal(sig) // a process that has ended is what we want
 }
 
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+func freePort(ctx context.Context) (int, error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return 0, err
 	}

@@ -75,6 +75,16 @@ func newServer(t *testing.T, cfg Config) *Server {
 	return s
 }
 
+// bestBinaries is what Start uses in an empty folder.
+func bestBinaries(t *testing.T) Binaries {
+	t.Helper()
+	found, err := Find("", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found[0]
+}
+
 func query[T any](t *testing.T, url, sql string) (v T) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
@@ -216,13 +226,10 @@ func TestServerThatDiesIsSeen(t *testing.T) {
 
 func TestDataOfAnotherMajorAreNotTouched(t *testing.T) {
 	t.Parallel()
-	found, err := Find("", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	best := bestBinaries(t)
 	for name, c := range map[string]struct{ folder, version string }{
 		"in its own folder": {"pg9", "9"},
-		"in our folder":     {"pg" + strconv.Itoa(found[0].Major), "9"},
+		"in our folder":     {"pg" + strconv.Itoa(best.Major), "9"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -343,11 +350,7 @@ func TestInterruptedFirstStart(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	// What a killed initdb leaves looks like data.
-	made := glob(filepath.Join(dir, "pg*"))
-	if len(made) != 1 {
-		t.Fatalf("the folder has %v", made)
-	}
-	half := filepath.Join(made[0], "data.new")
+	half := filepath.Join(dir, "pg"+strconv.Itoa(bestBinaries(t).Major), "data.new")
 	if err := os.MkdirAll(half, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -497,11 +500,8 @@ func TestOrdinaryUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	testKilledStarter(t, dir, as)
-	found, err := Find("", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	data := filepath.Join(dir, "pg"+strconv.Itoa(found[0].Major), "data")
+	best := bestBinaries(t)
+	data := filepath.Join(dir, "pg"+strconv.Itoa(best.Major), "data")
 	if uid, _ := owner(data); uid != nobody.uid {
 		t.Errorf("data owned by %d", uid)
 	}

@@ -2,6 +2,7 @@ package devpg
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // ErrNoBinaries says that no Postgres server was found on the machine; the error around it says what to install.
@@ -90,15 +92,20 @@ func glob(pattern string) []string {
 	return m
 }
 
+// inspectTimeout bounds the question for a version, which takes milliseconds; what hangs is no Postgres.
+const inspectTimeout = 10 * time.Second
+
 var versionLine = regexp.MustCompile(`\(PostgreSQL\) ([0-9]+)`)
 
 // inspect runs both programs of dir: a folder with half an installation, or with libraries missing, must not win over a
 // whole one further down the list.
 func inspect(dir string) (Binaries, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), inspectTimeout)
+	defer cancel()
 	b := Binaries{Dir: dir}
 	for _, name := range []string{"initdb", "postgres"} {
 		p := filepath.Join(dir, name)
-		out, err := exec.Command(p, "--version").CombinedOutput()
+		out, err := exec.CommandContext(ctx, p, "--version").CombinedOutput()
 		if err != nil {
 			return b, fmt.Errorf("%s --version: %w %s", p, err, strings.TrimSpace(string(out)))
 		}

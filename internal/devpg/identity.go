@@ -1,6 +1,7 @@
 package devpg
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -47,7 +48,7 @@ func (id identity) own(path string) error {
 }
 
 // prepare makes the folder of one major version, and shows that the user can enter it and run the program there.
-func (id identity) prepare(bin Binaries, dir string) error {
+func (id identity) prepare(ctx context.Context, bin Binaries, dir string) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
 	}
@@ -63,7 +64,7 @@ func (id identity) prepare(bin Binaries, dir string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command(filepath.Join(bin.Dir, "postgres"), "--version")
+	cmd := exec.CommandContext(ctx, filepath.Join(bin.Dir, "postgres"), "--version")
 	cmd.Dir, cmd.SysProcAttr = dir, a
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("run in %s as %s: %w", dir, id.name, err)
@@ -72,7 +73,7 @@ func (id identity) prepare(bin Binaries, dir string) error {
 }
 
 // settle chooses the identity, and the folder below which pgNN lies, and prepares both. home is the configured folder.
-func settle(bin Binaries, home string) (identity, string, error) {
+func settle(ctx context.Context, bin Binaries, home string) (identity, string, error) {
 	pg := "pg" + strconv.Itoa(bin.Major)
 	if os.Geteuid() != 0 {
 		id := identity{name: "this user", uid: -1, gid: -1}
@@ -81,12 +82,12 @@ func settle(bin Binaries, home string) (identity, string, error) {
 			return id, "", fmt.Errorf("devpg: the data in %s belong to user %s: start as that user, or delete the folder to "+
 				"start anew", dir, userName(uid))
 		}
-		if err := id.prepare(bin, dir); err != nil {
+		if err := id.prepare(ctx, bin, dir); err != nil {
 			return id, "", fmt.Errorf("devpg: %w", err)
 		}
 		return id, dir, nil
 	}
-	return settleAs(append(namespaceTries(), dropTries()...), bin, pg, home, fallbackHome(home))
+	return settleAs(ctx, append(namespaceTries(), dropTries()...), bin, pg, home, fallbackHome(home))
 }
 
 // namespaceTries is the way of root that needs no other user's rights; either name will do, Postgres only wants its user
@@ -113,7 +114,7 @@ func dropTries() (ids []identity) {
 
 // settleAs is settle for root, by the first of the tries that works, at home or else in fallback. Data that exist are used
 // as the user that owns them.
-func settleAs(tries []identity, bin Binaries, pg, home, fallback string) (identity, string, error) {
+func settleAs(ctx context.Context, tries []identity, bin Binaries, pg, home, fallback string) (identity, string, error) {
 	var failed []error
 	for _, h := range []string{home, fallback} {
 		dir := filepath.Join(h, pg)
@@ -129,7 +130,7 @@ func settleAs(tries []identity, bin Binaries, pg, home, fallback string) (identi
 			if h == fallback && id.namespace && !exists {
 				continue // what failed at home fails there
 			}
-			err := id.prepare(bin, dir)
+			err := id.prepare(ctx, bin, dir)
 			if err == nil {
 				return id, dir, nil
 			}

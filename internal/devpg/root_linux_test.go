@@ -19,15 +19,6 @@ func closedDir(t *testing.T) string {
 	return filepath.Join(dir, "dev")
 }
 
-func bestBinaries(t *testing.T) Binaries {
-	t.Helper()
-	found, err := Find("", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return found[0]
-}
-
 // runAs starts and stops a server in dir as id.
 func runAs(t *testing.T, id identity, dir string) {
 	t.Helper()
@@ -79,7 +70,7 @@ func needNamespaces(t *testing.T) {
 		t.Skip("no user nobody:", err)
 	}
 	id.namespace = true
-	if err := id.prepare(bestBinaries(t), filepath.Join(newDir(t), "pg")); err != nil {
+	if err := id.prepare(t.Context(), bestBinaries(t), filepath.Join(newDir(t), "pg")); err != nil {
 		t.Skip("user namespaces are forbidden here:", err)
 	}
 }
@@ -95,7 +86,7 @@ func TestRootFallsBackToAnOpenFolder(t *testing.T) {
 		t.Skip("no user to drop to")
 	}
 	home, fallback := closedDir(t), filepath.Join(newDir(t), "elsewhere")
-	id, dir, err := settleAs(tries, bin, "pg", home, fallback)
+	id, dir, err := settleAs(t.Context(), tries, bin, "pg", home, fallback)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +94,7 @@ func TestRootFallsBackToAnOpenFolder(t *testing.T) {
 		t.Errorf("settled in %s", dir)
 	}
 	runAs(t, id, dir)
-	again, dirAgain, err := settleAs(tries, bin, "pg", home, fallback)
+	again, dirAgain, err := settleAs(t.Context(), tries, bin, "pg", home, fallback)
 	if err != nil || again.uid != id.uid || dirAgain != dir {
 		t.Errorf("again: %+v in %s, %v", again, dirAgain, err)
 	}
@@ -119,7 +110,7 @@ func TestRootUsesDataAsTheirOwner(t *testing.T) {
 	}
 	home := newDir(t)
 	dir := filepath.Join(home, "pg"+strconv.Itoa(bestBinaries(t).Major))
-	if err := nobody.prepare(bestBinaries(t), dir); err != nil {
+	if err := nobody.prepare(t.Context(), bestBinaries(t), dir); err != nil {
 		t.Fatal(err)
 	}
 	runAs(t, nobody, dir)

@@ -40,7 +40,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdin i
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(signals)
 
-	cmd := exec.Command(args[0], args[1:]...)
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, stderr
 	if getenv(pgtest.EnvURL) == "" {
 		url, stop, err := pgtest.StartServer(ctx)
