@@ -62,8 +62,9 @@ $(TOOLS)/golangci-lint: tools/go.mod tools/go.sum
 	@touch $@
 
 .PHONY: golden
-golden: postgres ## Rewrite the golden files; review the difference before you commit it
-	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test ./internal/http ./cmd/server -update
+golden: postgres ## Rewrite golden files and the README table; review the difference before you commit it
+	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test ./internal/http -update
+	@scripts/readme-config
 
 .PHONY: ci
 ci: lint test ## What continuous integration runs
