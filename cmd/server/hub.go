@@ -143,12 +143,13 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	if err != nil {
 		return nil, err
 	}
-	counters, err := local.New(local.Config{MaxKeys: cfg.RateLimitMaxKeys, Registerer: reg})
+	clock := ratelimit.NewClock()
+	counters, err := local.New(local.Config{MaxKeys: cfg.RateLimitMaxKeys, Clock: clock, Registerer: reg})
 	if err != nil {
 		return nil, err
 	}
 	limiter, err := ratelimit.New(ratelimit.Config{
-		Store: counters, Operator: cfg.RateLimits, Disabled: !cfg.RateLimitEnabled, Registerer: reg})
+		Store: counters, Clock: clock, Operator: cfg.RateLimits, Disabled: !cfg.RateLimitEnabled, Registerer: reg})
 	if err != nil {
 		return nil, err
 	}
