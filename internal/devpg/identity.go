@@ -134,6 +134,9 @@ func settleAs(ctx context.Context, tries []identity, bin Binaries, pg, home, fal
 			if err == nil {
 				return id, dir, nil
 			}
+			if ctx.Err() != nil {
+				return id, "", fmt.Errorf("devpg: %w", err) // it shows nothing about the folder
+			}
 			failed = append(failed, err)
 		}
 		if exists {
