@@ -78,7 +78,7 @@ func Find(explicit, vendored string) ([]Binaries, error) {
 	}
 	if len(found) == 0 {
 		return nil, errors.Join(fmt.Errorf("devpg: %w: install one (Debian, Ubuntu: apt-get install postgresql; "+
-			"Fedora: dnf install postgresql-server; macOS: brew install postgresql; with npm: make deps), or set PG_BIN to "+
+			"Fedora: dnf install postgresql-server; macOS: brew install postgresql; with npm: make postgres), or set PG_BIN to "+
 			"the folder that has initdb and postgres", ErrNoBinaries), errors.Join(broken...))
 	}
 	return found, nil

@@ -151,29 +151,6 @@ func TestParseOperator(t *testing.T) {
 	}
 }
 
-func TestParseRate(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]Rule{
-		"80/s":         {Limit: 80, Scale: time.Second, Algorithm: TokenBucket},
-		" 5 / m ":      {Limit: 5, Scale: time.Minute, Algorithm: TokenBucket},
-		"1000/h":       {Limit: 1000, Scale: time.Hour, Algorithm: TokenBucket},
-		"":             {},
-		"80":           {},
-		"0/s":          {},
-		"-1/s":         {},
-		"+1/s":         {},
-		"1.5/s":        {},
-		"5/d":          {},
-		"5/s/s":        {},
-		"2000000000/s": {},
-	} {
-		got, err := ParseRate(text)
-		if got != want || (err == nil) == (want == Rule{}) {
-			t.Errorf("ParseRate(%q) = %+v, %v", text, got, err)
-		}
-	}
-}
-
 // Whatever is accepted is within the ranges, and its stored form reads the same.
 func FuzzParseOverride(f *testing.F) {
 	for _, seed := range []string{

@@ -267,11 +267,7 @@ func TestChecksAreSampled(t *testing.T) {
 func TestReserve(t *testing.T) {
 	t.Parallel()
 	l := newLimiter(t, "", false)
-	rule, err := ratelimit.ParseRate("10/s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := ratelimit.NewPolicy(ratelimit.ChannelOutbound, rule)
+	p, err := ratelimit.NewPolicy(ratelimit.ChannelOutbound, ratelimit.Rule{Limit: 10, Scale: time.Second, Algorithm: ratelimit.TokenBucket})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"math"
 	"math/bits"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -81,20 +80,6 @@ func mulDivUp(a, b, c int64) int64 {
 	}
 	q, _ := bits.Div64(hi, lo, uint64(c))
 	return int64(min(q, math.MaxInt64))
-}
-
-// ParseRate reads a channel's own limit, "<n>/s", "<n>/m" or "<n>/h" with n
-// from 1 to MaxLimit; spaces around the parts are tolerated. The result is a
-// token bucket that holds what one unit of time brings.
-func ParseRate(text string) (Rule, error) {
-	n, unit, ok := strings.Cut(text, "/")
-	scale, known := map[string]time.Duration{"s": time.Second, "m": time.Minute, "h": time.Hour}[strings.TrimSpace(unit)]
-	limit, err := strconv.ParseUint(strings.TrimSpace(n), 10, 32)
-	if !ok || !known || err != nil || limit < 1 || limit > MaxLimit {
-		return Rule{}, Errors{{Code: CodeMalformed, Detail: fmt.Sprintf(
-			`must be a number from 1 to %d and a unit: "<n>/s", "<n>/m" or "<n>/h"`, MaxLimit)}}
-	}
-	return Rule{Limit: int64(limit), Scale: scale, Algorithm: TokenBucket}, nil
 }
 
 // Policy is a rule made ready for checks: immutable, safe for concurrent use,
