@@ -364,7 +364,7 @@ func decodeKey(v string) ([]byte, error) {
 		return nil, errors.New("is not base64; make one with: openssl rand -base64 32")
 	case len(b) != 32:
 		return nil, fmt.Errorf("has %d bytes and needs 32; make one with: openssl rand -base64 32", len(b))
-	case len(slices.Compact(slices.Clone(b))) < 16:
+	case len(slices.Compact(slices.Sorted(slices.Values(b)))) < 16: // different bytes; random ones have about 30
 		return nil, errors.New("is too regular to be random; make one with: openssl rand -base64 32")
 	}
 	return b, nil
@@ -423,11 +423,10 @@ func boolean(field func(*Config) *bool) func(*Config, string) error {
 func duration(field func(*Config) *time.Duration, low, high time.Duration) func(*Config, string) error {
 	return func(c *Config, v string) error {
 		n, err := strconv.ParseInt(v, 10, 64)
-		d := time.Duration(n) * time.Millisecond
-		if err != nil || n > high.Milliseconds() || d < low {
+		if err != nil || n < low.Milliseconds() || n > high.Milliseconds() {
 			return fmt.Errorf("must be milliseconds from %d to %d, not %q", low.Milliseconds(), high.Milliseconds(), v)
 		}
-		*field(c) = d
+		*field(c) = time.Duration(n) * time.Millisecond
 		return nil
 	}
 }
