@@ -1,0 +1,121 @@
+package main
+
+import (
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/alecthomas/kong"
+)
+
+// Every command explains itself and each of its flags.
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	parser, err := kong.New(&cli{}, kong.Name("server"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes := 0
+	var visit func(n *kong.Node, path []string)
+	visit = func(n *kong.Node, path []string) {
+		nodes++
+		help := runOK(t, nil, append(path, "--help")...)
+		if n.Help != "" && !strings.Contains(squeeze(help), squeeze(n.Help)) {
+			t.Errorf("%v --help does not say %q:\n%s", path, n.Help, help)
+		}
+		for _, f := range n.Flags {
+			if !f.Hidden && !strings.Contains(help, "--"+f.Name) {
+				t.Errorf("%v --help does not mention --%s:\n%s", path, f.Name, help)
+			}
+			if f.Help == "" {
+				t.Errorf("%v: --%s is not explained", path, f.Name)
+			}
+		}
+		for _, child := range n.Children {
+			if child.Help == "" {
+				t.Errorf("%v %s is not explained", path, child.Name)
+			}
+			if !strings.Contains(help, child.Name) {
+				t.Errorf("%v --help does not mention %s:\n%s", path, child.Name, help)
+			}
+			visit(child, append(path[:len(path):len(path)], child.Name))
+		}
+	}
+	visit(parser.Model.Node, nil)
+	if nodes < 15 {
+		t.Errorf("visited %d commands only", nodes)
+	}
+	if bare := runOK(t, nil); bare != runOK(t, nil, "--help") {
+		t.Errorf("no arguments at all is no help:\n%s", bare)
+	}
+}
+
+// squeeze undoes line breaks.
+func squeeze(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+func TestUsageErrors(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{
+		{"frobnicate"}, {"dev", "--no-such-flag"}, {"migrate"}, {"serve", "extra"}, {"operator", "create"}, {"operator", "revoke", "not-a-uuid"},
+		{"inbound", "list", "--state", "lost"}, {"inbound", "replay"}, {"simulate", "whatsapp", "--messages", "many"}, {"simulate", "webhook", "--scheme", "rot13"},
+	} {
+		p := start(t, nil, args...)
+		if err := p.result(t); !errors.Is(err, errUsage) {
+			t.Errorf("server %v: %v, want a usage error", args, err)
+		}
+		if !strings.Contains(p.log.String(), "server: ") || p.out.String() != "" {
+			t.Errorf("server %v says %q, and %q on standard output", args, p.log, p.out)
+		}
+	}
+}
+
+// The exit code tells scripts what happened: 0 done, 1 failed, 2 not understood.
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	for want, args := range [][]string{{"version"}, {"migrate", "status"}, {"frobnicate"}} {
+		p := spawn(t, nil, args...)
+		err := p.result(t)
+		got := 0
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			got = exit.ExitCode()
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if got != want {
+			t.Errorf("server %v exits with %d, want %d\n%s%s", args, got, want, p.out, p.log)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	if out := runOK(t, nil, "version"); out != "converger "+version+"\n" {
+		t.Errorf("version: %q", out)
+	}
+}
+
+// Commands that need something say what, instead of failing somewhere inside.
+func TestCommandsSayWhatTheyNeed(t *testing.T) {
+	t.Parallel()
+	empty := t.TempDir()
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"migrate", "up"}, "DATABASE_URL"},
+		{[]string{"operator", "list"}, "DATABASE_URL"},
+		{[]string{"inbound", "list", "--dir", empty}, "--base-url"},
+		{[]string{"simulate", "whatsapp", "--dir", empty}, "which hub"},
+		{[]string{"simulate", "webhook", "--dir", empty, "--base-url", "http://127.0.0.1:9"}, "which channel"},
+		{[]string{"simulate", "webhook", "--dir", empty, "--base-url", "http://127.0.0.1:9", "--channel", "x"}, "which secret"},
+		{[]string{"simulate", "webhook", "--dir", empty, "--base-url", "http://192.0.2.1", "--channel", "x", "--secret", "s"}, "loopback"},
+		{[]string{"simulate", "receiver", "--dir", empty, "--addr", "192.0.2.1:0"}, "loopback"},
+		{[]string{"inbound", "list", "--dir", empty, "--base-url", "http://127.0.0.1:9", "--token", "t"}, "Is the hub running"},
+	} {
+		p := start(t, nil, test.args...)
+		if err := p.result(t); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("server %v: %v, want it to say %q", test.args, err, test.want)
+		}
+	}
+}

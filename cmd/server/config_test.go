@@ -1,0 +1,250 @@
+package main
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"converger/internal/secrets"
+)
+
+// load reads the environment of a sound installation with changes; "" unsets.
+func load(changes map[string]string) (Config, error) {
+	e := serveEnv("postgres://u:p@db/converger", map[string]string{"LISTEN": "", "DRAIN_DELAY_MS": "", "WEBHOOK_ALLOW_PRIVATE_TARGETS": ""})
+	for name, value := range changes {
+		e[name] = value
+	}
+	return LoadConfig(func(name string) string { return e[name] })
+}
+
+// problemsOf are the names of the variables that an error complains about.
+func problemsOf(t *testing.T, err error) []string {
+	t.Helper()
+	if err == nil {
+		return nil
+	}
+	var p Problems
+	if !errors.As(err, &p) {
+		t.Fatalf("the error is of type %T: %v", err, err)
+	}
+	var names []string
+	for _, x := range p {
+		names = append(names, x.Name)
+		if !strings.Contains(err.Error(), x.Name+": "+x.Text) {
+			t.Errorf("%q is not in the text:\n%v", x.Text, err)
+		}
+	}
+	return names
+}
+
+func TestConfigDefaults(t *testing.T) {
+	t.Parallel()
+	c, err := load(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.RateLimits == nil {
+		t.Error("no limits of the installation, want an empty set")
+	}
+	c.RateLimits = nil
+	want := Config{
+		DatabaseURL: "postgres://u:p@db/converger", PoolSize: 20, Listen: ":4000", PublicURL: "http://hub.test",
+		SecretKeyBase: testSecretKeyBase, EncryptionKey: testCloakKey,
+		CORSOrigins:      []string{"http://127.0.0.1:5500", "http://localhost:5500"},
+		RateLimitEnabled: true, RateLimitBackend: "local", RateLimitMaxKeys: 1_000_000, DirectoryTTL: 30 * time.Second,
+		APIMaxBytes: 1 << 20, InboundMaxBytes: 3 << 20, Workers: 500, LogLevel: slog.LevelInfo, LogFormat: "json",
+		DrainDelay: 5 * time.Second, ShutdownTimeout: 30 * time.Second,
+	}
+	if diff := cmp.Diff(want, c); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestConfigReadsEverything(t *testing.T) {
+	t.Parallel()
+	other := strings.Repeat("x", 4) + testSecretKeyBase
+	c, err := load(map[string]string{
+		"POOL_SIZE": "4", "LISTEN": "127.0.0.1:80", "PUBLIC_URL": "https://hub.example.com/", "SECRET_KEY_BASE_PREVIOUS": other,
+		"CLOAK_RETIRED_KEYS": " " + testCloakKey + " , " + testCloakKey, "TRUSTED_PROXIES": "10.0.0.0/8, 192.0.2.1,::ffff:192.0.2.2,2001:db8::1",
+		"CORS_ORIGINS": "*", "METRICS_TOKEN": "0123456789abcdef", "METRICS_ALLOWED_IPS": "127.0.0.1", "RATE_LIMIT_ENABLED": "0",
+		"RATE_LIMITS": `{"inbound":{"limit":2000,"scale_ms":1000},"api_read":"off"}`, "DIRECTORY_TTL_MS": "1000",
+		"WEBHOOK_ALLOW_PRIVATE_TARGETS": "true", "WEBHOOK_ALLOWED_TARGETS": "a.test,*.b.test", "LOG_LEVEL": "debug", "LOG_FORMAT": "text",
+		"DRAIN_DELAY_MS": "0", "SHUTDOWN_TIMEOUT_MS": "1500", "WORKERS": "7", "API_MAX_BYTES": "65536", "INBOUND_MAX_BYTES": "65536",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	prefix := netip.MustParsePrefix
+	if diff := cmp.Diff([]netip.Prefix{prefix("10.0.0.0/8"), prefix("192.0.2.1/32"), prefix("192.0.2.2/32"), prefix("2001:db8::1/128")},
+		c.TrustedProxies, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		t.Errorf("trusted proxies:\n%s", diff)
+	}
+	if diff := cmp.Diff([]secrets.Text{testCloakKey, testCloakKey}, c.RetiredKeys); diff != "" {
+		t.Errorf("retired keys:\n%s", diff)
+	}
+	if c.PublicURL != "https://hub.example.com" || c.PoolSize != 4 || c.RateLimitEnabled || c.DrainDelay != 0 || c.ShutdownTimeout != 1500*time.Millisecond ||
+		c.LogLevel != slog.LevelDebug || c.SecretKeyBase != testSecretKeyBase || c.PreviousSecretKeyBase != secrets.Text(other) || !c.WebhookAllowPrivateTargets {
+		t.Errorf("read %+v", c)
+	}
+}
+
+// All that is wrong is told at once, and nothing that is right.
+func TestConfigProblems(t *testing.T) {
+	t.Parallel()
+	unreadable := filepath.Join(t.TempDir(), "absent")
+	for name, test := range map[string]struct {
+		changes map[string]string
+		want    []string // the variables, in the order of the table
+	}{
+		"nothing": {},
+		"everything missing": {map[string]string{"DATABASE_URL": "", "PUBLIC_URL": "", "SECRET_KEY_BASE": "", "CLOAK_KEY": " "},
+			[]string{"DATABASE_URL", "PUBLIC_URL", "SECRET_KEY_BASE", "CLOAK_KEY"}},
+		"everything wrong": {map[string]string{
+			"POOL_SIZE": "3", "LISTEN": "4000", "PUBLIC_URL": "hub.example.com", "SECRET_KEY_BASE": "short", "CLOAK_KEY": "short",
+			"CLOAK_RETIRED_KEYS": "x", "TRUSTED_PROXIES": "proxy", "CORS_ORIGINS": "https://app.example.com/path", "METRICS_TOKEN": "short", "METRICS_ALLOWED_IPS": "1.2.3",
+			"RATE_LIMIT_ENABLED": "maybe", "RATE_LIMIT_BACKEND": "redis", "RATE_LIMITS": `{"inbound":{"limit":-1}}`, "RATE_LIMIT_MAX_KEYS": "1e6", "DIRECTORY_TTL_MS": "1s",
+			"WEBHOOK_ALLOW_PRIVATE_TARGETS": "?", "API_MAX_BYTES": "0", "INBOUND_MAX_BYTES": "99999999999999999999", "WORKERS": "0",
+			"LOG_LEVEL": "loud", "LOG_FORMAT": "xml", "DRAIN_DELAY_MS": "-1", "SHUTDOWN_TIMEOUT_MS": "0",
+		}, []string{"POOL_SIZE", "LISTEN", "PUBLIC_URL", "SECRET_KEY_BASE", "CLOAK_KEY", "CLOAK_RETIRED_KEYS", "TRUSTED_PROXIES", "CORS_ORIGINS",
+			"METRICS_TOKEN", "METRICS_ALLOWED_IPS", "RATE_LIMIT_ENABLED", "RATE_LIMIT_BACKEND", "RATE_LIMITS", "RATE_LIMIT_MAX_KEYS", "DIRECTORY_TTL_MS",
+			"WEBHOOK_ALLOW_PRIVATE_TARGETS", "API_MAX_BYTES", "INBOUND_MAX_BYTES", "WORKERS", "LOG_LEVEL", "LOG_FORMAT", "DRAIN_DELAY_MS", "SHUTDOWN_TIMEOUT_MS"}},
+		"overflowing milliseconds":        {map[string]string{"DRAIN_DELAY_MS": "-9223372036854775807"}, []string{"DRAIN_DELAY_MS"}},
+		"a secret and its file":           {map[string]string{"CLOAK_KEY_FILE": unreadable}, []string{"CLOAK_KEY"}},
+		"no such file":                    {map[string]string{"CLOAK_KEY": "", "CLOAK_KEY_FILE": unreadable, "RATE_LIMITS_FILE": unreadable}, []string{"CLOAK_KEY", "RATE_LIMITS_FILE"}},
+		"limits twice":                    {map[string]string{"RATE_LIMITS": "{}", "RATE_LIMITS_FILE": os.DevNull}, []string{"RATE_LIMITS"}},
+		"the previous secret is the same": {map[string]string{"SECRET_KEY_BASE_PREVIOUS": testSecretKeyBase}, []string{"SECRET_KEY_BASE_PREVIOUS"}},
+		"URL with a query":                {map[string]string{"PUBLIC_URL": "https://h/?a"}, []string{"PUBLIC_URL"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := load(test.changes)
+			if diff := cmp.Diff(test.want, problemsOf(t, err)); diff != "" {
+				t.Errorf("problems:\n%s%v", diff, err)
+			}
+		})
+	}
+}
+
+func TestConfigSecretFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	c, err := load(map[string]string{
+		"DATABASE_URL": "", "DATABASE_URL_FILE": file("url", "postgres://from-file/db\n"),
+		"SECRET_KEY_BASE": "", "SECRET_KEY_BASE_FILE": file("base", testSecretKeyBase+"\r\n"),
+		"CLOAK_KEY": "", "CLOAK_KEY_FILE": file("cloak", "  "+testCloakKey),
+		"METRICS_TOKEN_FILE": file("metrics", "0123456789abcdef\n"),
+		"RATE_LIMITS_FILE":   file("limits", `{"inbound":"off"}`),
+		// Only secrets have a twin.
+		"PUBLIC_URL_FILE": file("public", "https://ignored.example.com"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.DatabaseURL != "postgres://from-file/db" || c.SecretKeyBase != testSecretKeyBase || c.EncryptionKey != testCloakKey ||
+		c.MetricsToken != "0123456789abcdef" || c.PublicURL != "http://hub.test" {
+		t.Errorf("read %q %q %q %q %q", c.DatabaseURL.Reveal(), c.SecretKeyBase.Reveal(), c.EncryptionKey.Reveal(), c.MetricsToken.Reveal(), c.PublicURL)
+	}
+	if _, err := load(map[string]string{"CLOAK_KEY": "", "CLOAK_KEY_FILE": file("empty", "\n")}); len(problemsOf(t, err)) != 1 {
+		t.Errorf("an empty file: %v", err)
+	}
+}
+
+// Secrets that somebody could guess are refused, and the refusal does not repeat them.
+func TestConfigWeakSecrets(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ variable, value string }{
+		"short":                    {"SECRET_KEY_BASE", testSecretKeyBase[:63]},
+		"one letter":               {"SECRET_KEY_BASE", strings.Repeat("q", 64)},
+		"a repeated word":          {"SECRET_KEY_BASE", strings.Repeat("ab12", 16)},
+		"a known word":             {"SECRET_KEY_BASE", strings.Repeat("ChangeMe", 3) + testSecretKeyBase[:40]},
+		"previous, short":          {"SECRET_KEY_BASE_PREVIOUS", "0123456789"},
+		"key of 31 bytes":          {"CLOAK_KEY", "q1Yw0nH7v3Jz8rT5kXb2LmPd9sGfUe6cAoRi4NtWyQ=="},
+		"key of 33 bytes":          {"CLOAK_KEY", "q1Yw0nH7v3Jz8rT5kXb2LmPd9sGfUe6cAoRi4NtWyZEA"},
+		"key in hex":               {"CLOAK_KEY", "8f4e0a7715c2d39b60ee1a5cc04472f1b9d83a5e6f70215c94be0d8712a3c6f8"},
+		"key of zeros":             {"CLOAK_KEY", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="},
+		"key of two bytes in turn": {"CLOAK_KEY", "AQIBAgECAQIBAgECAQIBAgECAQIBAgECAQIBAgECAQI="},
+		"retired key of zeros":     {"CLOAK_RETIRED_KEYS", testCloakKey + ",AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := load(map[string]string{test.variable: test.value})
+			if diff := cmp.Diff([]string{test.variable}, problemsOf(t, err)); diff != "" {
+				t.Errorf("problems:\n%s", diff)
+			}
+			if err != nil && strings.Contains(err.Error(), test.value) {
+				t.Errorf("the secret is in the error: %v", err)
+			}
+		})
+	}
+	for name, value := range map[string]string{
+		"hex of 32 bytes":    "8f4e0a7715c2d39b60ee1a5cc04472f1b9d83a5e6f70215c94be0d8712a3c6f8",
+		"base64 of 64 bytes": "b1lZ0b4vtpIR2qSNkaTqT5VQ0CzN0iXJw1sM9U3rYQkz4c1e7hGdPBo8Lf6uWmEaXtVnJyS5KxD+A/HCvR3gZw==",
+	} {
+		if _, err := load(map[string]string{"SECRET_KEY_BASE": value}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestConfigCommands(t *testing.T) {
+	t.Parallel()
+	if out := runOK(t, serveEnv("postgres://db", nil), "config", "check"); !strings.Contains(out, "valid") {
+		t.Errorf("check of a sound configuration: %q", out)
+	}
+	p := start(t, map[string]string{"CLOAK_KEY": testCloakKey}, "config", "check")
+	if got := problemsOf(t, p.result(t)); len(got) != 3 {
+		t.Errorf("check of a configuration with three variables missing: %v", got)
+	}
+	// serve refuses in the same words, before it looks for a database.
+	p = start(t, map[string]string{"CLOAK_KEY": testCloakKey}, "serve")
+	if got := problemsOf(t, p.result(t)); len(got) != 3 {
+		t.Errorf("serve with three variables missing: %v", got)
+	}
+
+	doc := runOK(t, nil, "config", "doc")
+	for _, s := range settings {
+		if n := strings.Count(doc, "\n| `"+s.name+"` |"); n != 1 {
+			t.Errorf("config doc has %d rows for %s", n, s.name)
+		}
+		if strings.Contains(doc, "`"+s.name+"_FILE`") != (s.secret || s.name == "RATE_LIMITS") {
+			t.Errorf("config doc and the twin of %s", s.name)
+		}
+	}
+	for i, line := range strings.Split(strings.TrimSpace(doc), "\n") {
+		if strings.Count(strings.ReplaceAll(line, `\|`, ""), "|") != 4 {
+			t.Errorf("row %d has not three cells: %s", i, line)
+		}
+	}
+}
+
+// The table in the README is the output of `server config doc`, between two markers.
+func TestReadmeHoldsConfigDoc(t *testing.T) {
+	t.Parallel()
+	b, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?s)<!-- config -->\n+(.*?)\n+<!-- /config -->`).FindSubmatch(b)
+	if m == nil {
+		t.Fatal("README.md has no section between <!-- config --> and <!-- /config -->; paste the output of `server config doc` there")
+	}
+	want := strings.TrimSpace(runOK(t, nil, "config", "doc"))
+	if diff := cmp.Diff(want, strings.TrimSpace(string(m[1]))); diff != "" {
+		t.Errorf("the table in README.md is not the output of `server config doc`:\n%s", diff)
+	}
+}
