@@ -287,8 +287,9 @@ func TestUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, Options{})
 	_, err := w.pool.Exec(t.Context(), `
+		CREATE SEQUENCE commits; -- counts what is rolled back as well
 		CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$
-		BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(10); RETURN NULL; END $$;
+		BEGIN PERFORM nextval('commits'); PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(10); RETURN NULL; END $$;
 		CREATE CONSTRAINT TRIGGER die AFTER INSERT ON idempotency_keys DEFERRABLE INITIALLY DEFERRED
 			FOR EACH ROW WHEN (new.key = 'die') EXECUTE FUNCTION die()`)
 	if err != nil {
@@ -297,6 +298,10 @@ func TestUnknownOutcome(t *testing.T) {
 	r := w.append(t, w.keyed("die", "x"))[0]
 	if !errors.Is(r.Err, ErrUnknownOutcome) || !postgres.IsUnavailable(r.Err) {
 		t.Errorf("got %v", r.Err)
+	}
+	// Not even the program itself may try again: who has no key would be written twice.
+	if n := w.count(t, `SELECT last_value FROM commits`); n != 1 {
+		t.Errorf("the transaction was tried %d times", n)
 	}
 	if _, err := w.pool.Exec(t.Context(), `DROP TRIGGER die ON idempotency_keys`); err != nil {
 		t.Fatal(err)
