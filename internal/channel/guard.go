@@ -46,16 +46,19 @@ func NewGuard(opts GuardOptions) (*Guard, error) {
 	for _, entry := range opts.Allowed {
 		text := canonicalHost(strings.Trim(strings.TrimSpace(entry), "[]"))
 		suffix, wildcard := strings.CutPrefix(text, "*.")
-		if addr, err := netip.ParseAddr(text); err == nil {
+		addr, addrErr := netip.ParseAddr(text)
+		prefix, prefixErr := netip.ParsePrefix(text)
+		switch {
+		case addrErr == nil:
 			addr = addr.Unmap().WithZone("")
 			g.prefixes = append(g.prefixes, netip.PrefixFrom(addr, addr.BitLen()))
-		} else if prefix, err := netip.ParsePrefix(text); err == nil {
+		case prefixErr == nil:
 			g.prefixes = append(g.prefixes, prefix.Masked())
-		} else if wildcard && validHost(suffix) {
+		case wildcard && validHost(suffix):
 			g.suffixes = append(g.suffixes, "."+suffix)
-		} else if !wildcard && validHost(text) && !endsInNumber(text) {
+		case !wildcard && validHost(text) && !endsInNumber(text):
 			g.hosts[text] = true
-		} else {
+		default:
 			bad = append(bad, strconv.Quote(entry))
 		}
 	}

@@ -228,19 +228,19 @@ func (w *watch) failure(err error, host string, answering bool) channel.Outcome 
 	case errors.Is(err, channel.ErrBlockedTarget):
 		return channel.Outcome{Kind: channel.Failed, Reason: channel.ReasonBlockedTarget,
 			Error: fmt.Sprintf("%s leads to an address that is not a public one; an operator can allow it.", host)}
-	case errors.Is(cause, context.Canceled):
+	case !ended && w.ctx.Err() != nil:
 		return retry(channel.ReasonInterrupted, "The attempt was interrupted on this side.")
+	case errors.As(err, &dns):
+		if dns.IsNotFound {
+			return retry(channel.ReasonDNS, "DNS: the name of %s does not resolve.", host)
+		}
+		return retry(channel.ReasonDNS, "DNS: the name of %s could not be looked up.", host)
 	case ended && !connected:
 		return retry(channel.ReasonConnectTimeout, "Timed out: no connection to %s (time to connect: %s).", host, w.connect)
 	case ended && answering:
 		return retry(channel.ReasonBodyTimeout, "Timed out: %s began to answer and did not finish the body (time to answer: %s).", host, w.receive)
 	case ended:
 		return retry(channel.ReasonHeaderTimeout, "Timed out: connected to %s and got no answer's headers (time to answer: %s).", host, w.receive)
-	case errors.As(err, &dns):
-		if dns.IsNotFound {
-			return retry(channel.ReasonDNS, "DNS: the name of %s does not resolve.", host)
-		}
-		return retry(channel.ReasonDNS, "DNS: the name of %s could not be looked up.", host)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return retry(channel.ReasonRefused, "%s refused the connection.", host)
 	case errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH):
@@ -249,8 +249,7 @@ func (w *watch) failure(err error, host string, answering bool) channel.Outcome 
 	if words, ok := tlsFailure(err); ok {
 		return retry(channel.ReasonTLS, "TLS: %s %s.", host, words)
 	}
-	switch {
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+	if closedByReceiver(err) {
 		if answering {
 			return retry(channel.ReasonClosed, "%s closed the connection in the middle of its answer.", host)
 		}
@@ -267,6 +266,13 @@ func (w *watch) failure(err error, host string, answering bool) channel.Outcome 
 func isTimeout(err error) bool {
 	var timeout net.Error
 	return errors.As(err, &timeout) && timeout.Timeout()
+}
+
+func closedByReceiver(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
+		// What net/http says when the end came before the request was written; it exports no value for it.
+		strings.Contains(err.Error(), "server closed idle connection")
 }
 
 // tlsFailure says what went wrong with a secure connection.

@@ -217,7 +217,6 @@ func untilClosed(c net.Conn) { _, _ = io.Copy(io.Discard, c) }
 
 func TestSendNamesTransportErrors(t *testing.T) {
 	t.Parallel()
-	closed := raw(t, func(c net.Conn) {})
 	refusing, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -234,7 +233,8 @@ func TestSendNamesTransportErrors(t *testing.T) {
 	}{
 		"a name that does not exist": {"http://no-such-name.invalid/", "dns", 0, "DNS"},
 		"refused":                    {refused, "refused", 0, "refused the connection"},
-		"closed without an answer":   {closed, "closed", 0, "without an answer"},
+		"closed at once":             {raw(t, func(net.Conn) {}), "closed", 0, "without an answer"},
+		"closed without an answer":   {raw(t, readRequest), "closed", 0, "without an answer"},
 		"silent":                     {raw(t, func(c net.Conn) { untilClosed(c) }), "header_timeout", 0, "Timed out: connected"},
 		"silent after the headers": {raw(t, func(c net.Conn) {
 			readRequest(c)
@@ -345,7 +345,7 @@ func TestSendBoundsTheAnswer(t *testing.T) {
 	})
 	got := send(t, map[string]any{"url": url, "max_response_bytes": 100_000})
 	<-done
-	if got.Kind != channel.Sent || got.StatusCode != 200 {
+	if got.Kind != channel.Sent || got.StatusCode != http.StatusOK {
 		t.Errorf("got %+v, want sent: the status said so", got)
 	}
 	if n := written.Load(); n >= 64<<20 {
