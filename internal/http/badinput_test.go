@@ -22,12 +22,18 @@ func badBodies() map[string]string {
 	}
 }
 
-// wrongMembers are objects whose members have every wrong type and size.
+// wrongMembers are objects whose members have every wrong type and size: each value for all members at once, and the
+// values that are wrong in the most ways for one member at a time.
 func wrongMembers(names ...string) []string {
+	single := []string{`[{}]`, `"x"`, `1e400`, `"` + strings.Repeat("x", 3000) + `"`}
+	all := append([]string{`1`, `{}`, `"\ud800"`, `true`, `[]`, `""`, `null`, `-1e400`, `123456789012345678901234567890`, `0.1`, `-0`, `{"id":{"id":7}}`, `["a",1]`, `[[1]]`,
+		`{"a":1e999}`}, single...)
 	var out []string
+	for _, v := range all {
+		out = append(out, `{"`+strings.Join(names, `":`+v+`,"`)+`":`+v+`}`)
+	}
 	for _, n := range names {
-		for _, v := range []string{`1`, `true`, `[]`, `{}`, `[{}]`, `""`, `"x"`, `null`, `1e400`, `-1e400`, `123456789012345678901234567890`, `0.1`, `-0`, `"\ud800"`,
-			`"` + strings.Repeat("x", 3000) + `"`, `{"id":{"id":7}}`, `["a",1]`, `[[1]]`, `{"a":1e999}`} {
+		for _, v := range single {
 			out = append(out, `{"`+n+`":`+v+`}`)
 		}
 	}

@@ -88,13 +88,6 @@ func (l *lockedBuffer) Write(p []byte) (int, error) {
 	return l.b.Write(p)
 }
 
-// forget drops what was written, and its memory.
-func (l *lockedBuffer) forget() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.b = bytes.Buffer{}
-}
-
 func (l *lockedBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -152,15 +153,11 @@ func TestProvenIsBounded(t *testing.T) {
 	}
 	now := time.Now()
 	p := newProven()
-	addr := func(i int) option { return from(fmt.Sprintf("[2001:db8:%x:%x::1]:1", i>>16, i&0xffff)) }
-	ip := func(i int) *http.Request {
-		r := httptest.NewRequest("GET", "/", nil)
-		addr(i)(r)
-		return r
+	addr := func(i int) netip.Addr {
+		return netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, byte(i >> 24), byte(i >> 16), byte(i >> 8), byte(i)})
 	}
 	for i := range maxProven + 10_000 {
-		a, _ := clientIP(ip(i), nil)
-		p.add(f.Hasher, entry, a, now)
+		p.add(f.Hasher, entry, addr(i), now)
 	}
 	held := 0
 	for i := range p.shards {
@@ -169,7 +166,7 @@ func TestProvenIsBounded(t *testing.T) {
 	if held > maxProven || held < maxProven/2 {
 		t.Errorf("%d addresses held, the bound is %d", held, maxProven)
 	}
-	last, _ := clientIP(ip(maxProven+9_999), nil)
+	last := addr(maxProven + 9_999)
 	if !p.has(f.Hasher, entry, last, now) || p.has(f.Hasher, entry, last, now.Add(provenFor+time.Second)) {
 		t.Error("an address counts for an hour")
 	}

@@ -146,6 +146,7 @@ type proven struct {
 	shards [16]struct {
 		sync.RWMutex
 		until map[ratelimit.Key]int64 // Unix seconds
+		swept int64                   // when what is over was last dropped, Unix seconds
 	}
 }
 
@@ -183,7 +184,10 @@ func (p *proven) add(h ratelimit.Hasher, ch *tenants.ChannelEntry, ip netip.Addr
 	shard.Lock()
 	defer shard.Unlock()
 	if _, ok := shard.until[key]; !ok && len(shard.until) >= maxProven/len(p.shards) {
-		maps.DeleteFunc(shard.until, func(_ ratelimit.Key, u int64) bool { return u <= now.Unix() })
+		if now.Unix()-shard.swept >= 60 {
+			shard.swept = now.Unix()
+			maps.DeleteFunc(shard.until, func(_ ratelimit.Key, u int64) bool { return u <= now.Unix() })
+		}
 		for some := range shard.until { // in random order
 			if len(shard.until) < maxProven/len(p.shards) {
 				break
