@@ -243,6 +243,29 @@ func TestExpiredLeaseIsTakenOver(t *testing.T) {
 	eventually(t, "sent by another worker", func() bool { return w.only(t, posted).Status == StatusSent })
 }
 
+// TestOneDispatcherAtATime: the caps are counted and used up under one lock.
+func TestOneDispatcherAtATime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, Options{})
+	seedParked(t, w, w.newChannel(t, w.tenant, nil), 3)
+	tx, err := pgtest.Open(t, w.url, postgres.Options{MaxConns: 1}).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), queryDispatchLock, dispatchLock); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := w.Dispatch(t.Context()); n != 0 || err != nil {
+		t.Errorf("handed over %d, %v while another node does", n, err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := w.Dispatch(t.Context()); n != 3 || err != nil {
+		t.Errorf("handed over %d, %v", n, err)
+	}
+}
+
 func TestDispatchCapsCountOtherNodes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, Options{})
@@ -253,7 +276,8 @@ func TestDispatchCapsCountOtherNodes(t *testing.T) {
 			t.Fatalf("handed over %d, %v; want %d", n, err, want)
 		}
 	}
-	// The append keeps to the caps too.
+	// The append keeps to the caps too, also where no dispatcher has seen that others wait.
+	w.backlog.Store(false)
 	w.post(t, w.newConversation(t, ch), "x")
 	if n := len(w.takeAll(t)); n != 3 {
 		t.Errorf("%d lanes handed over, want 3", n)

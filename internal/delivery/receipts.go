@@ -40,7 +40,7 @@ func (k *known) apply(r channel.Receipt) bool {
 		*at = &r.At
 		return true
 	}
-	fresh := false
+	var fresh bool
 	var rank int
 	switch Status(r.Status) {
 	case StatusSent:
@@ -143,25 +143,25 @@ func (s *Service) ApplyReceiptsTx(ctx context.Context, tx pgx.Tx, tenant tenants
 	changed := map[*known]bool{}
 	var settled []uuid.UUID
 	for i, r := range receipts {
-		switch k := of[i]; {
-		case k == nil:
+		k := of[i]
+		if k == nil {
 			unknown++
 			s.m.receipts.WithLabelValues("unknown").Inc()
-		default:
-			applied++
-			if r.At.IsZero() {
-				r.At = time.Now()
-			}
-			before := k.Status
-			if !k.apply(r) {
-				s.m.receipts.WithLabelValues("stale").Inc()
-				continue
-			}
-			s.m.receipts.WithLabelValues("applied").Inc()
-			changed[k] = true
-			if before == StatusPending {
-				settled = append(settled, k.LaneID)
-			}
+			continue
+		}
+		applied++
+		if r.At.IsZero() {
+			r.At = time.Now()
+		}
+		before := k.Status
+		if !k.apply(r) {
+			s.m.receipts.WithLabelValues("stale").Inc()
+			continue
+		}
+		s.m.receipts.WithLabelValues("applied").Inc()
+		changed[k] = true
+		if before == StatusPending {
+			settled = append(settled, k.LaneID)
 		}
 	}
 	if err := updateKnownTx(ctx, tx, tenant, changed); err != nil {

@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -44,9 +45,11 @@ func (s *Service) work(ctx context.Context, job LaneJob) (again bool, err error)
 			// The lease would heal it too, later.
 			_, _ = s.record(ctx, &lane{job: job}, nil, giveBack(time.Second))
 			if ctx.Err() != nil {
-				return false, nil
+				err = nil // cancellation is not an error
+			} else {
+				err = fmt.Errorf("read lane: %w", err)
 			}
-			return false, fmt.Errorf("read lane: %w", err)
+			return false, err
 		case l == nil:
 			s.m.stale.Inc()
 			return false, nil
@@ -243,8 +246,8 @@ func (s *Service) send(ctx context.Context, ch *channel.Channel, sender channel.
 
 // body is the canonical activity with the time of the attempt as its last member.
 func body(a *activity.Activity, now time.Time) []byte {
-	canonical := a.Canonical()
-	b := append(canonical[:len(canonical)-1:len(canonical)-1], `,"timestamp":"`...)
+	b := bytes.TrimSuffix(a.Canonical(), []byte("}"))
+	b = append(b, `,"timestamp":"`...)
 	b = now.UTC().AppendFormat(b, "2006-01-02T15:04:05.000Z07:00")
 	return append(b, `"}`...)
 }

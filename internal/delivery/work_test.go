@@ -256,48 +256,55 @@ func TestHeldLanesCostNothingAndGoOn(t *testing.T) {
 	}
 }
 
+// TestStaleWorkerIsFenced: a worker that was stopped for longer than its lease comes back while another is making the same
+// attempt. What it says is recorded and does not count.
 func TestStaleWorkerIsFenced(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, Options{})
 	conv := w.newConversation(t, w.newChannel(t, w.tenant, nil))
-	first, release := make(chan struct{}), make(chan struct{})
-	var once sync.Once
-	w.adapter.send = func(_ context.Context, _ *channel.Channel, out channel.Outbound) channel.Outcome {
-		stuck := false
-		once.Do(func() { stuck = true })
-		if stuck { // a worker that is stopped for longer than its lease
-			close(first)
-			<-release
-			return channel.Outcome{Kind: channel.Failed, Reason: "late"}
-		}
-		return channel.Outcome{Kind: channel.Sent}
+	started := make(chan chan channel.Outcome)
+	w.adapter.send = func(context.Context, *channel.Channel, channel.Outbound) channel.Outcome {
+		answer := make(chan channel.Outcome)
+		started <- answer
+		return <-answer
 	}
 	id := w.post(t, conv, "x")[0]
-	job := w.takeAll(t)[0]
 	var wg sync.WaitGroup
-	wg.Go(func() {
-		if err := w.Work(t.Context(), job); err != nil {
-			t.Errorf("stale Work: %v", err)
-		}
-	})
-	<-first
-	exec(t, w.pool, `UPDATE lanes SET lease_until = now() - interval '1 second'`)
-	w.drain(t)
-	if d := w.only(t, id); d.Status != StatusSent || d.Attempts != 1 {
-		t.Fatalf("after the take-over: %+v", d)
+	work := func(job LaneJob) (answer chan channel.Outcome, done chan struct{}) {
+		done = make(chan struct{})
+		wg.Go(func() {
+			defer close(done)
+			if err := w.Work(t.Context(), job); err != nil {
+				t.Errorf("Work: %v", err)
+			}
+		})
+		return <-started, done
 	}
-	close(release)
-	wg.Wait()
-	d := w.only(t, id)
-	if d.Status != StatusSent || d.Attempts != 1 || d.Reason != "" {
+	defer wg.Wait()
+	stale := w.takeAll(t)[0]
+	answer1, done1 := work(stale)
+	exec(t, w.pool, `UPDATE lanes SET lease_until = now() - interval '1 second'`)
+	if n, err := w.Dispatch(t.Context()); n != 1 || err != nil {
+		t.Fatalf("taken over: %d, %v", n, err)
+	}
+	answer2, done2 := work(w.takeAll(t)[0])
+	answer1 <- channel.Outcome{Kind: channel.Failed, Reason: "late"}
+	<-done1
+	if d := w.only(t, id); d.Status != StatusPending || d.Attempts != 0 {
 		t.Errorf("the stale worker changed the delivery: %+v", d)
+	}
+	answer2 <- channel.Outcome{Kind: channel.Sent}
+	<-done2
+	d := w.only(t, id)
+	if d.Status != StatusSent || d.Attempts != 1 {
+		t.Errorf("delivery %+v", d)
 	}
 	attempts, err := w.Attempts(t.Context(), w.tenant, d.ID)
 	if err != nil || len(attempts) != 2 {
 		t.Errorf("%d attempts recorded, %v; want both", len(attempts), err)
 	}
 	// A job that is started again, or too late, does nothing.
-	if err := w.Work(t.Context(), job); err != nil || len(w.adapter.sent()) != 2 {
+	if err := w.Work(t.Context(), stale); err != nil || len(w.adapter.sent()) != 2 {
 		t.Errorf("second start: %v, %d attempts", err, len(w.adapter.sent()))
 	}
 }
