@@ -375,6 +375,25 @@ func TestReferencesToProviderMessages(t *testing.T) {
 	}
 }
 
+// A person known by telephone number stays the same sender when WhatsApp names a user id later.
+func TestSenderSurvivesABetterIdentity(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	later := strings.Replace(batch("Ada:wamid.2:Hello again"), `"from":"1650Ada"`, `"from":"1650Ada","from_user_id":"US.1"`, 1)
+	var senders []string
+	for _, body := range []string{batch("Ada:wamid.1:Hello"), later} {
+		answer, err := w.receive(w.whatsapp, channel.EndpointInbound, body)
+		must(t, err)
+		must(t, w.service.Process(t.Context(), w.tenant, answer.EventID))
+		a, err := w.activities.Get(t.Context(), w.tenant, w.event(answer.EventID).Result.ActivityIDs[0])
+		must(t, err)
+		senders = append(senders, a.Sender)
+	}
+	if p, i := w.count("participants"), w.count("participant_identities"); senders[0] != senders[1] || p != 1 || i != 2 {
+		t.Errorf("senders %v, %d participants, %d identities", senders, p, i)
+	}
+}
+
 func TestUnreadableIsKeptAndReplayable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -462,6 +462,9 @@ func (s *Service) conversationsTx(ctx context.Context, tx pgx.Tx, ch *channel.Ch
 			return fmt.Errorf("resolve participant: %w", err)
 		}
 		m.external = p.ExternalID
+		if m.Sender == m.Participant.ExternalID() {
+			m.Sender = p.ExternalID // one person, one sender, also when a better name turns up later
+		}
 		if byPerson[p.ID] == nil {
 			persons = append(persons, p.ID)
 		}
