@@ -289,7 +289,7 @@ func (s *Store) write(ctx context.Context, batch []*item, patience time.Duration
 // stopError makes ErrOverloaded of what the end of the drain time has interrupted.
 func stopError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return fmt.Errorf("%w: %v", ErrOverloaded, err)
+		return fmt.Errorf("%w: %s", ErrOverloaded, err.Error()) // not wrapped: the caller did not cancel
 	}
 	return err
 }
@@ -297,7 +297,7 @@ func stopError(ctx context.Context, err error) error {
 // unknownOutcome is ErrUnknownOutcome for which IsUnavailable is true, whatever cut the connection.
 func unknownOutcome(err error) error {
 	if !postgres.IsUnavailable(err) {
-		err = fmt.Errorf("%w: %v", context.DeadlineExceeded, err)
+		err = fmt.Errorf("%w: %s", context.DeadlineExceeded, err.Error())
 	}
 	return fmt.Errorf("%w: %w", ErrUnknownOutcome, err)
 }

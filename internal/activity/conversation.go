@@ -3,6 +3,7 @@ package activity
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -273,7 +274,7 @@ func (s *Store) OpenConversationTx(ctx context.Context, tx pgx.Tx, tenant tenant
 			return Conversation{}, false, err
 		}
 		c, err := s.queryConversation(ctx, tx, "find conversation", openConversationSQL, tenant, *participant, ch, idle.Microseconds())
-		if err != ErrNotFound { //nolint:errorlint // exactly this one, made by readError
+		if !errors.Is(err, ErrNotFound) {
 			return c, false, err
 		}
 	}

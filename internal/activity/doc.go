@@ -15,10 +15,12 @@
 //     node a key is in one batch at a time; between nodes the second waits, in the database, for the first one's commit.
 //   - Locks are taken in this order: participant, keys in their order, conversations by id, lanes (by the Enqueuer).
 //
-// Goroutines: [Store.Run] owns one for each flusher; constructors start none.
+// Goroutines: [Store.Run] owns one for each flusher and at most four for conversations that others hold; it returns when
+// all have ended. Constructors start none.
 //
 // On failure: an item's own trouble (closed, unknown, key reused, locked for too long) is its own result. A batch that
-// fails as a whole is written again item by item. While the database is away items fail at once or within the batch
+// fails as a whole is written again item by item; items of a conversation that some other transaction holds wait aside,
+// so that nobody waits with them. While the database is away items fail at once or within the batch
 // time-out, with errors for which [postgres.IsUnavailable] is true; nothing needs a restart. A connection lost during
 // COMMIT is [ErrUnknownOutcome]: only a repeat with a key is safe.
 //

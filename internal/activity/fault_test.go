@@ -164,7 +164,7 @@ func (w *world) start(t testing.TB, s *Store, items ...New) (results func() []Re
 // stoppable is a second node that the test stops itself.
 func (w *world) stoppable(t testing.TB, o Options) (_ *Store, stop context.CancelFunc, stopped <-chan struct{}) {
 	t.Helper()
-	s := NewStore(pgtest.Open(t, w.url, postgres.Options{}), toChannel{w.channel}, w.lanes, o)
+	s := NewStore(pgtest.Open(t, w.url, postgres.Options{}), toChannel{w.channel}, w.lanes, unhurried(o))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {

@@ -1,6 +1,7 @@
 package activity
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -90,7 +91,7 @@ func newWorld(t testing.TB, o Options) *world {
 	w.pool = pgtest.Open(t, w.url, postgres.Options{MaxConns: 10})
 	w.tenant, w.channel = addTenant(t, w.pool)
 	w.lanes = &lanes{}
-	w.store = NewStore(w.pool, toChannel{w.channel}, w.lanes, o)
+	w.store = NewStore(w.pool, toChannel{w.channel}, w.lanes, unhurried(o))
 	run(t, w.store)
 	w.conv = w.newConversation(t)
 	return w
@@ -99,7 +100,7 @@ func newWorld(t testing.TB, o Options) *world {
 // node is a second store on the same database, as on another machine.
 func (w *world) node(t testing.TB, o Options) *Store {
 	t.Helper()
-	s := NewStore(pgtest.Open(t, w.url, postgres.Options{MaxConns: 10}), toChannel{w.channel}, w.lanes, o)
+	s := NewStore(pgtest.Open(t, w.url, postgres.Options{MaxConns: 10}), toChannel{w.channel}, w.lanes, unhurried(o))
 	run(t, s)
 	return s
 }
@@ -218,7 +219,7 @@ func raw(format string, args ...any) json.RawMessage {
 const patience = 30 * time.Second
 
 // jsonEqual compares raw JSON by its values: jsonb keeps neither spacing nor order.
-var jsonEqual = cmp.Transformer("JSON", func(raw json.RawMessage) (v any) {
+var jsonEqual = gocmp.Transformer("JSON", func(raw json.RawMessage) (v any) {
 	if len(raw) > 0 {
 		if err := json.Unmarshal(raw, &v); err != nil {
 			panic(err)
@@ -230,13 +231,18 @@ var jsonEqual = cmp.Transformer("JSON", func(raw json.RawMessage) (v any) {
 // waitForLock returns when some session waits for a lock of another.
 func waitForLock(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	for waiting := false; !waiting; {
-		err := pool.QueryRow(ctx, `SELECT EXISTS (
+	waitFor(t, func() (waiting bool) {
+		err := pool.QueryRow(t.Context(), `SELECT EXISTS (
 			SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waiting)
 		if err != nil {
-			t.Fatal("nobody waits for a lock: ", err)
+			t.Fatal(err)
 		}
-	}
+		return waiting
+	})
+}
+
+// unhurried gives transactions and the drain time for a slow machine, unless the test has set them.
+func unhurried(o Options) Options {
+	o.BatchTimeout, o.DrainTimeout = cmp.Or(o.BatchTimeout, patience), cmp.Or(o.DrainTimeout, patience)
+	return o
 }
