@@ -372,6 +372,33 @@ func TestClientAPI(t *testing.T) {
 	}
 }
 
+func TestLegacyToken(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	v := f.newConversation(t)
+	secret := header("X-Channel-Token", f.webhook.Secret.Reveal())
+	body := fmt.Sprintf(`{"conversation_id":%q,"user_id":"ada"}`, v.ID)
+	a := f.call(t, "POST", "/api/v1/tokens", body, secret)
+	a.is(t, 201, "")
+	if a.Header.Get("Deprecation") != "@1795996800" || a.get(t, "expires_in") != 1800.0 {
+		t.Errorf("%s %v", a, a.Header)
+	}
+	token := bearer(a.get(t, "token").(string))
+	f.call(t, "POST", "/api/v1/converger/conversations/"+v.ID.String()+"/activities", `{"text":"hi","from":{"id":"ada"}}`, token).is(t, 200, "")
+	f.call(t, "POST", "/api/v1/tokens", fmt.Sprintf(`{"conversation_id":%q,"user_id":"ada"}`, uuid.New()), secret).is(t, 404, codeNotFound)
+	f.call(t, "POST", "/api/v1/tokens", `{}`, secret).is(t, 422, codeValidationFailed)
+	// The limit is the address's and stands ahead of any credential.
+	for range 7 {
+		f.call(t, "POST", "/api/v1/tokens", body)
+	}
+	refused := f.call(t, "POST", "/api/v1/tokens", body, secret)
+	refused.is(t, 429, codeRateLimited)
+	if refused.get(t, "bucket") != "token_create" {
+		t.Errorf("refused by %v", refused.get(t, "bucket"))
+	}
+	f.call(t, "POST", "/api/v1/tokens", body, secret, from("198.51.100.77:1")).is(t, 201, "")
+}
+
 // A suspended tenant and an inactive or deleted channel are stopped at every entrance with the next request.
 func TestSwitchedOff(t *testing.T) {
 	t.Parallel()

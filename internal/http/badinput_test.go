@@ -1,6 +1,7 @@
 package http
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -52,7 +53,7 @@ func TestBadInput(t *testing.T) {
 		"{bucket}", "upload", "{key_id}", "01930000-0000-7000-8000-00000000dead")
 	members := []string{"channel_id", "external_id", "display_name", "metadata", "type", "sender", "text", "attachments", "reply_to_id", "replyToId",
 		"channelData", "from", "user", "scope", "name", "scopes", "expires_at", "overlap_seconds", "secret", "limit", "scale_ms", "algorithm", "burst",
-		"mode", "status", "config", "require_signature", "ordered", "rate_limit", "retry_policy", "max_in_flight", "idempotency_key", "conversation_id",
+		"mode", "status", "user_id", "config", "require_signature", "ordered", "rate_limit", "retry_policy", "max_in_flight", "idempotency_key", "conversation_id",
 		"delivery_id", "provider_message_id", "timestamp"}
 
 	for _, rt := range f.routes {
@@ -69,6 +70,8 @@ func TestBadInput(t *testing.T) {
 				options = append(options, f.apiKey())
 			case credentialToken:
 				options = append(options, token)
+			case credentialLegacy:
+				options = append(options, header("X-Channel-Token", f.webhook.Secret.Reveal()), from(fmt.Sprintf("[2001:db8:1:%x::1]:1", f.addresses.Add(1))))
 			case credentialSecret:
 				options = append(options, bearer(f.webhook.Secret.Reveal()))
 			case credentialSignature:
@@ -165,7 +168,7 @@ func TestBadQueriesAndHeaders(t *testing.T) {
 
 func TestIdempotencyKeyForms(t *testing.T) {
 	t.Parallel()
-	for value, want := range map[string]string{`abc`: "abc", `"abc"`: "abc", ` abc `: "abc", `"a\"b\\c"`: `a"b\c`, strings.Repeat("k", 255): strings.Repeat("k", 255), `a"b`: `a"b`} {
+	for value, want := range map[string]string{`abc`: "abc", `"abc"`: "abc", "\tabc ": "abc", `"a\"b\\c"`: `a"b\c`, strings.Repeat("k", 255): strings.Repeat("k", 255), `a"b`: `a"b`} {
 		if got, ok := unquoteKey(value); !ok || got != want {
 			t.Errorf("unquoteKey(%q) = %q, %v; want %q", value, got, ok, want)
 		}

@@ -27,6 +27,9 @@ func (s *server) registerClientRoutes() {
 		method: http.MethodPost, auth: credentialSecret, bucket: ratelimit.TokenGenerate,
 	}.at(base+"/tokens/generate", s.generateToken).takes(bodyOptional))
 	s.register(post.at(base+"/tokens/refresh", s.refreshToken).limitedBy(ratelimit.TokenGenerate))
+	s.register(route{
+		method: http.MethodPost, auth: credentialLegacy, bucket: ratelimit.TokenCreate,
+	}.at("/api/v1/tokens", s.legacyToken).takes(bodyJSON))
 	s.register(post.at(base+"/conversations", s.clientCreateConversation))
 	s.register(get.at(base+"/conversations/{conversation_id}", s.clientGetConversation))
 	s.register(post.at(base+"/conversations/{conversation_id}/close", s.clientCloseConversation))
@@ -53,25 +56,17 @@ func (s *server) generateToken(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	user := f.sub("user").optStr("id")
-	scope := f.str("scope")
+	claims := auth.Claims{TenantID: c.Tenant.ID, ChannelID: c.Channel.ID, Scope: f.str("scope")}
+	who := f.sub("user")
+	if user := who.optStr("id"); user != nil {
+		who.checkUser("id", *user)
+		claims.UserID = *user
+	}
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	if scope != "" && scope != auth.ScopeChannel {
+	if claims.Scope != "" && claims.Scope != auth.ScopeChannel {
 		return nil, newProblem(codeInvalidParameter, `Invalid scope: it must be "channel", or left out.`)
-	}
-	claims := auth.Claims{TenantID: c.Tenant.ID, ChannelID: c.Channel.ID, Scope: scope}
-	if user != nil {
-		if *user == "" || len(*user) > auth.MaxUserID {
-			f.sub("user").fault("id", fault.TooLong, "must have 1 to %d bytes", auth.MaxUserID)
-			return nil, f.err()
-		}
-		if *user == activity.SenderSystem {
-			f.sub("user").fault("id", fault.Conflict, "is the name under which the hub itself speaks")
-			return nil, f.err()
-		}
-		claims.UserID = *user
 	}
 	return s.issue(claims)
 }
@@ -79,6 +74,55 @@ func (s *server) generateToken(c *call) (*reply, error) {
 // refreshToken gives a token for the same claims and a new term. Several refreshes at once all succeed: tokens keep no
 // state that they could fight over.
 func (s *server) refreshToken(c *call) (*reply, error) { return s.issue(*c.Token) }
+
+// legacySince is the day from which tokens/generate is the way to get a token.
+var legacySince = time.Date(2026, time.November, 30, 0, 0, 0, 0, time.UTC)
+
+// legacyToken is the older way to a token, for one conversation and one user. The tokens that older servers sent in
+// X-Channel-Token are not issued here: the header takes the channel's secret.
+func (s *server) legacyToken(c *call) (*reply, error) {
+	f, err := c.object()
+	if err != nil {
+		return nil, err
+	}
+	f.require("conversation_id")
+	f.require("user_id")
+	conversation, user := f.id("conversation_id"), f.str("user_id")
+	if f.has("user_id") {
+		f.checkUser("user_id", user)
+	}
+	if err := f.err(); err != nil {
+		return nil, err
+	}
+	if _, err := s.Activities.GetConversation(c.ctx(), c.Tenant.ID, *conversation, &c.Channel.ID); err != nil {
+		return nil, err
+	}
+	b, err := s.token(auth.Claims{TenantID: c.Tenant.ID, ChannelID: c.Channel.ID, ConversationID: *conversation, UserID: user})
+	if err != nil {
+		return nil, err
+	}
+	p, err := jsonReply(http.StatusCreated, struct {
+		Token     string `json:"token"`
+		ExpiresIn int    `json:"expires_in"`
+	}{b.Token, b.ExpiresIn})
+	if err != nil {
+		return nil, err
+	}
+	p.header = append(p.header,
+		[2]string{"Deprecation", "@" + strconv.FormatInt(legacySince.Unix(), 10)}, // RFC 9745
+		[2]string{"Link", `</api/v1/converger/tokens/generate>; rel="successor-version"`})
+	return p, nil
+}
+
+// checkUser notes what is wrong with the id of a user for whom a token is asked.
+func (f *fields) checkUser(name, user string) {
+	switch {
+	case user == "" || len(user) > auth.MaxUserID:
+		f.fault(name, fault.TooLong, "must have 1 to %d bytes", auth.MaxUserID)
+	case user == activity.SenderSystem:
+		f.fault(name, fault.Conflict, "is the name under which the hub itself speaks")
+	}
+}
 
 func (s *server) issue(claims auth.Claims) (*reply, error) {
 	b, err := s.token(claims)

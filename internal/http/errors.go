@@ -107,13 +107,16 @@ func problemOf(err error) (p *problem, unknown bool) {
 			}
 			p = &problem{code: m.code, status: m.status, detail: m.detail}
 			if s := kinds[m.code].Status; s == http.StatusServiceUnavailable || m.code == codeInProgress {
-				p.retryAfter(retryUnavailable)
+				p = p.retryAfter(retryUnavailable)
 			}
 			return p, false
 		}
 	}
-	if postgres.IsUnavailable(err) || errors.Is(err, context.Canceled) {
-		// A cancelled request has nobody who reads the answer: any will do, and it is no fault of ours.
+	if errors.Is(err, context.Canceled) {
+		// Nobody reads this; the status is for the log and the metrics, where it must not look like a fault of ours.
+		return newProblem(codeRequestTimeout, "The connection was closed before the answer was ready."), false
+	}
+	if postgres.IsUnavailable(err) {
 		return newProblem(codeUnavailable, "The database does not answer for the moment. Nothing was stored; send the request again.").
 			retryAfter(retryUnavailable), false
 	}

@@ -124,6 +124,30 @@ func (f *fields) optInt(name string) *int {
 	return nil
 }
 
+// positive reads a whole number above 0, nil when absent: where 0 would mean the default to a store.
+func (f *fields) positive(name string) *int {
+	n := f.optInt(name)
+	if n != nil && *n < 1 {
+		f.fault(name, fault.OutOfRange, "must be 1 or more")
+		return nil
+	}
+	return n
+}
+
+// seconds reads a whole number of seconds from 0 to most, nil when absent.
+func (f *fields) seconds(name string, most time.Duration) *time.Duration {
+	n := f.optInt(name)
+	if n == nil {
+		return nil
+	}
+	if *n < 0 || *n > int(most.Seconds()) {
+		f.fault(name, fault.OutOfRange, "must be from 0 to %d", int(most.Seconds()))
+		return nil
+	}
+	d := time.Duration(*n) * time.Second
+	return &d
+}
+
 // id reads a UUID, nil when absent.
 func (f *fields) id(name string) *uuid.UUID {
 	text := f.optStr(name)

@@ -17,6 +17,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -63,8 +64,10 @@ type front struct {
 	key      string
 	operator string
 	sent     int // by operatorOf
-	webhook  channel.Channel
-	whatsapp channel.Channel
+
+	addresses atomic.Int64 // given out by tests that need many
+	webhook   channel.Channel
+	whatsapp  channel.Channel
 }
 
 // noJobs takes jobs and forgets them: the front's tests end where the queue begins.

@@ -43,6 +43,8 @@ func (s *server) receive(c *call, endpoint channel.Endpoint) (*reply, error) {
 	if err := s.Inbound.Verify(req); err != nil {
 		if errors.Is(err, channel.ErrUnsigned) || errors.Is(err, channel.ErrSignature) {
 			s.metrics.bad.WithLabelValues(c.route.pattern).Inc()
+			p, _ := problemOf(err)
+			return nil, p.with("Www-Authenticate", challenge(credentialSignature))
 		}
 		return nil, err
 	}

@@ -23,10 +23,11 @@ const (
 	credentialSecret               // Authorization: Bearer, a channel's secret
 	credentialToken                // Authorization: Bearer, a client token
 	credentialOperator             // Authorization: Bearer, an operator token
+	credentialLegacy               // X-Channel-Token: a channel's secret, as older clients send it
 	credentialSignature            // the channel in the path, and a signature over the body that the handler checks
 )
 
-var credentialNames = [...]string{"none", "metrics", "api_key", "channel_secret", "client_token", "operator_token", "signature"}
+var credentialNames = [...]string{"none", "metrics", "api_key", "channel_secret", "client_token", "operator_token", "channel_secret (legacy)", "signature"}
 
 func (c credential) String() string { return credentialNames[c] }
 
@@ -71,8 +72,10 @@ func (rt *route) onLimiterFailure() string {
 	return "local"
 }
 
-// beforeAuth tells whether the route's limit needs no credential: the path names whom it counts.
-func (rt *route) beforeAuth() bool { return rt.auth == credentialSignature }
+// countsAddress tells whether the route's limit counts client addresses, and so comes ahead of any credential.
+func (rt *route) countsAddress() bool {
+	return rt.bucket != 0 && rt.bucket.Info().Subject == ratelimit.SubjectIP
+}
 
 // mount builds the router from the table.
 func (s *server) mount() http.Handler {
@@ -130,14 +133,15 @@ func (s *server) serve(c *call, r *http.Request, rt *route) {
 }
 
 func (s *server) answer(c *call, rt *route) (*reply, error) {
-	if rt.beforeAuth() {
-		if err := s.findChannel(c); err != nil {
+	if rt.countsAddress() {
+		if err := s.spend(c, rt.bucket); err != nil {
 			return nil, err
 		}
-	} else if err := s.authenticate(c, rt); err != nil {
+	}
+	if err := s.authenticate(c, rt); err != nil {
 		return nil, err
 	}
-	if rt.bucket != 0 {
+	if rt.bucket != 0 && !rt.countsAddress() {
 		if err := s.spend(c, rt.bucket); err != nil {
 			return nil, err
 		}
@@ -179,8 +183,11 @@ func scopeName(s tenants.Scopes) string {
 
 // authenticate finds out who is calling, from memory.
 func (s *server) authenticate(c *call, rt *route) error {
-	if rt.auth == credentialNone || rt.auth == credentialMetrics {
+	switch rt.auth {
+	case credentialNone, credentialMetrics:
 		return nil
+	case credentialSignature:
+		return s.findChannel(c)
 	}
 	text, err := credentialText(c.r.Header, rt.auth)
 	if err != nil {
@@ -203,7 +210,7 @@ func (s *server) authenticate(c *call, rt *route) error {
 		}
 		p, _ := problemOf(err)
 		if kinds[p.code].Status == http.StatusUnauthorized {
-			p.with("Www-Authenticate", challenge(rt.auth))
+			p = p.with("Www-Authenticate", challenge(rt.auth))
 		}
 		return p
 	})
@@ -255,11 +262,11 @@ func (s *server) identify(c *call, lookup func() (auth.Caller, error), explain f
 
 // credentialText takes the credential out of the headers. A missing one is not a guess and is not counted as one.
 func credentialText(h http.Header, kind credential) (string, error) {
-	if kind == credentialKey {
-		if key := h.Get("X-Api-Key"); key != "" {
-			return key, nil
+	if name, what := ownHeader(kind); name != "" {
+		if text := h.Get(name); text != "" {
+			return text, nil
 		}
-		return "", newProblem(codeMissingCredential, "This address needs a tenant's API key in the header X-Api-Key.").
+		return "", newProblem(codeMissingCredential, "This address needs %s in the header %s.", what, name).
 			with("Www-Authenticate", challenge(kind))
 	}
 	scheme, text, _ := strings.Cut(h.Get("Authorization"), " ")
@@ -271,10 +278,24 @@ func credentialText(h http.Header, kind credential) (string, error) {
 		with("Www-Authenticate", challenge(kind))
 }
 
+// ownHeader is the header of a credential that does not come in Authorization.
+func ownHeader(kind credential) (name, what string) {
+	switch kind {
+	case credentialKey:
+		return "X-Api-Key", "a tenant's API key"
+	case credentialLegacy:
+		return "X-Channel-Token", "a channel's secret"
+	}
+	return "", ""
+}
+
 // challenge is the WWW-Authenticate header that a 401 must have (RFC 9110, 15.5.2).
 func challenge(kind credential) string {
-	if kind == credentialKey {
-		return `ApiKey realm="converger", header="X-Api-Key"`
+	switch name, _ := ownHeader(kind); {
+	case name != "":
+		return `ApiKey realm="converger", header="` + name + `"`
+	case kind == credentialSignature:
+		return `Signature realm="converger"`
 	}
 	return `Bearer realm="converger"`
 }

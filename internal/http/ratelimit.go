@@ -76,6 +76,8 @@ func (s *server) budget(c *call, b ratelimit.Bucket) ratelimit.Key {
 			return ch.inbound
 		}
 		return ch.unproven
+	case ratelimit.TokenCreate:
+		return s.Hasher.IP(b, c.ip)
 	case ratelimit.TokenGenerate:
 		return c.Channel.Derived.(*channelLimits).tokenGenerate
 	case ratelimit.ActivityCreate:
