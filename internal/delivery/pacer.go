@@ -8,8 +8,8 @@ import (
 	"converger/internal/ratelimit"
 )
 
-// LimitPacer paces channels by their own rate_limit in the limiter's bucket channel_outbound; a channel without one is not
-// paced, unless the operator's configuration limits the bucket. It is safe for concurrent use.
+// LimitPacer paces channels by their own rate_limit in the limiter's bucket channel_outbound, a token bucket that holds as
+// much as its limit; a channel without one is not paced. It is safe for concurrent use.
 type LimitPacer struct {
 	limiter *ratelimit.Limiter
 	hasher  ratelimit.Hasher
@@ -26,12 +26,8 @@ func (p *LimitPacer) Reserve(ctx context.Context, ch *channel.Channel, maxWait t
 		own, _ = ratelimit.NewPolicy(ratelimit.ChannelOutbound, ratelimit.Rule{
 			Limit: int64(pace.Limit), Scale: pace.Per, Algorithm: ratelimit.TokenBucket})
 	}
-	policy := own
-	if policy == nil {
-		policy = p.limiter.Policy(ratelimit.ChannelOutbound, nil, nil)
-	}
 	d := p.limiter.Reserve(ctx, p.limiter.Now(), ratelimit.Item{
-		Key: p.hasher.Channel(ratelimit.ChannelOutbound, ch.TenantID, ch.ID), Policy: policy, Cost: 1}, max(maxWait, 0))
+		Key: p.hasher.Channel(ratelimit.ChannelOutbound, ch.TenantID, ch.ID), Policy: own, Cost: 1}, max(maxWait, 0))
 	return time.Duration(d.WaitMs) * time.Millisecond, d.Allowed
 }
 

@@ -433,10 +433,10 @@ func TestRepliesAreAppended(t *testing.T) {
 	}
 }
 
-// pacer lets a test decide when a channel is free.
-type pacer func(maxWait time.Duration) (time.Duration, bool)
+// fakePacer lets a test decide when a channel is free.
+type fakePacer func(maxWait time.Duration) (time.Duration, bool)
 
-func (p pacer) Reserve(_ context.Context, _ *channel.Channel, maxWait time.Duration) (time.Duration, bool) {
+func (p fakePacer) Reserve(_ context.Context, _ *channel.Channel, maxWait time.Duration) (time.Duration, bool) {
 	return p(maxWait)
 }
 
@@ -448,7 +448,7 @@ func TestPaceUsesNoAttempt(t *testing.T) {
 		wait time.Duration
 		ok   bool
 	}{{0, true}, {5 * time.Millisecond, true}, {30 * time.Millisecond, false}, {0, true}}
-	w := newWorld(t, Options{Pacer: pacer(func(maxWait time.Duration) (time.Duration, bool) {
+	w := newWorld(t, Options{Pacer: fakePacer(func(maxWait time.Duration) (time.Duration, bool) {
 		mu.Lock()
 		defer mu.Unlock()
 		asked = append(asked, maxWait)
