@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// lookPause is the least time between two looks: pokes that come faster share one.
+	// lookPause is the least time between two looks: pokes that come faster share one. It is as long as the look itself where
+	// that took longer, so that many channels with waiting lanes do not keep the database busy.
 	lookPause = 3 * time.Millisecond
 	// busyPause is when to look again after another node was found handing lanes over.
 	busyPause = 10 * time.Millisecond
@@ -39,6 +40,7 @@ func (s *Service) dispatchLoop(ctx context.Context) {
 		case <-s.poke:
 		case <-timer.C:
 		}
+		start := time.Now()
 		next, err := s.look(ctx)
 		if ctx.Err() != nil {
 			return
@@ -50,7 +52,7 @@ func (s *Service) dispatchLoop(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(lookPause):
+		case <-time.After(max(lookPause, time.Since(start))):
 		}
 		timer.Reset(next)
 	}
