@@ -10,7 +10,7 @@
 //
 //	kind               queue        tries  argument
 //	lane               lanes        1      lane_id, lease_token: the lane itself is the retry
-//	inbound            inbound      10     tenant_id, event_id; one open job per event
+//	inbound            inbound      10     tenant_id, event_id; one open job per event, but for runs by hand
 //	ensure_partitions  maintenance  10     daily: the months ahead
 //	prune              maintenance  3      hourly: keys and provider ids older than 30 days
 //	give_up_uncertain  maintenance  1      every 30 s: uncertain deliveries without a receipt

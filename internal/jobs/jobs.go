@@ -199,12 +199,14 @@ func (w *laneWorker) Work(ctx context.Context, job *river.Job[laneArgs]) error {
 type inboundArgs struct {
 	TenantID tenants.ID `json:"tenant_id"`
 	EventID  uuid.UUID  `json:"event_id"`
+	Again    uuid.UUID  `json:"again,omitzero"` // sets the job of a repeated run apart from one that is ending
 }
 
 // Kind implements river.JobArgs.
 func (inboundArgs) Kind() string { return "inbound" }
 
-// InsertOpts implements river.JobArgsWithInsertOpts: an event has one open job.
+// InsertOpts implements river.JobArgsWithInsertOpts: events that are queued again in case their job was lost get no second
+// one.
 func (inboundArgs) InsertOpts() river.InsertOpts {
 	return river.InsertOpts{Queue: queueInbound, MaxAttempts: 10, UniqueOpts: river.UniqueOpts{ByArgs: true, ByState: openStates}}
 }
@@ -215,10 +217,16 @@ var openStates = []rivertype.JobState{
 	rivertype.JobStateRetryable, rivertype.JobStateScheduled,
 }
 
-// InsertInboundTx queues the work on a stored inbound event in the caller's transaction. A second job for an event that has
-// an open one is not made.
+// InsertInboundTx queues the work on a stored inbound event in the caller's transaction. The caller knows that the event
+// needs work: where it has an open job already, that one is on its way out, its work done and its end not yet recorded.
 func (c *Client) InsertInboundTx(ctx context.Context, tx pgx.Tx, tenant tenants.ID, eventID uuid.UUID) error {
-	if _, err := c.river.InsertTx(ctx, tx, inboundArgs{tenant, eventID}, nil); err != nil {
+	args := inboundArgs{TenantID: tenant, EventID: eventID}
+	inserted, err := c.river.InsertTx(ctx, tx, args, nil)
+	if err == nil && inserted.UniqueSkippedAsDuplicate {
+		args.Again = uuid.New()
+		_, err = c.river.InsertTx(ctx, tx, args, nil)
+	}
+	if err != nil {
 		return fmt.Errorf("queue inbound event: %w", err)
 	}
 	return nil

@@ -157,7 +157,7 @@ func (requeueInbound) run(ctx context.Context, c *Client) error {
 		}
 		params := make([]river.InsertManyParams, len(events))
 		for i, e := range events {
-			params[i].Args = inboundArgs{e.Tenant, e.ID}
+			params[i].Args = inboundArgs{TenantID: e.Tenant, EventID: e.ID}
 		}
 		if _, err := c.river.InsertMany(ctx, params); err != nil {
 			return fmt.Errorf("queue stuck inbound events: %w", err)
