@@ -269,9 +269,10 @@ func (c cluster) run(ctx context.Context, password string) (*Server, error) {
 		return nil, err
 	}
 	cmd.Stdout, cmd.Stderr = logFile, logFile
+	query := url.Values{"host": {host}, "port": {strconv.Itoa(port)}, "sslmode": {"disable"}}
 	dsn := url.URL{
 		Scheme: "postgres", User: url.UserPassword(Name, password), Path: "/" + Name,
-		RawQuery: url.Values{"host": {host}, "port": {strconv.Itoa(port)}, "sslmode": {"disable"}}.Encode(),
+		RawQuery: strings.ReplaceAll(query.Encode(), "+", "%20"), // libpq and pgx read a plus as itself
 	}
 	s := &Server{url: dsn.String(), dataDir: c.data(), cmd: cmd, done: make(chan struct{})}
 	started := make(chan error, 1)
