@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,7 +61,15 @@ func (c devCmd) Run(e *env) (err error) {
 		url = pg.URL()
 	}
 
-	getenv, err := c.environment(e.getenv, url)
+	var lc net.ListenConfig
+	listener, err := lc.Listen(ctx, "tcp", c.Addr)
+	if err != nil {
+		return fmt.Errorf("listen: %w\nAnother program has the address; choose one with --addr 127.0.0.1:4001", err)
+	}
+	defer func() { _ = listener.Close() }() // once it serves, the server closes it
+	base := "http://" + listener.Addr().String()
+
+	getenv, err := c.environment(e.getenv, url, base)
 	if err != nil {
 		return err
 	}
@@ -87,16 +96,8 @@ func (c devCmd) Run(e *env) (err error) {
 	if err != nil {
 		return err
 	}
-	var lc net.ListenConfig
-	listener, err := lc.Listen(ctx, "tcp", c.Addr)
-	if err != nil {
-		h.pool.Close()
-		return fmt.Errorf("listen: %w\nAnother program has the address; choose one with --addr 127.0.0.1:4001", err)
-	}
-	base := "http://" + listener.Addr().String()
 	d, err := c.seed(ctx, h, base, url)
 	if err != nil {
-		listener.Close()
 		h.pool.Close()
 		return fmt.Errorf("make the demo tenant: %w", err)
 	}
@@ -109,7 +110,7 @@ func (c devCmd) Run(e *env) (err error) {
 
 // environment puts the defaults of a development hub below the real environment. The database is never taken from the
 // environment: a shell that is set up for production must not be enough to touch its data.
-func (c devCmd) environment(getenv func(string) string, url string) (func(string) string, error) {
+func (c devCmd) environment(getenv func(string) string, url, base string) (func(string) string, error) {
 	keys, err := c.secrets()
 	if err != nil {
 		return nil, err
@@ -128,7 +129,7 @@ func (c devCmd) environment(getenv func(string) string, url string) (func(string
 			return ""
 		}
 		return map[string]string{
-			"PUBLIC_URL":                    "http://" + c.Addr,
+			"PUBLIC_URL":                    base,
 			"SECRET_KEY_BASE":               keys.SecretKeyBase,
 			"CLOAK_KEY":                     keys.CloakKey,
 			"WEBHOOK_ALLOW_PRIVATE_TARGETS": "true",
@@ -349,17 +350,21 @@ func newDemoHub(ch channel.Channel) (demoHub, error) {
 
 // welcome says what to paste next.
 func (c devCmd) welcome(w io.Writer, d demo) {
-	program := os.Args[0]
+	program := shellWord(os.Args[0])
 	dir := ""
-	if filepath.Base(c.Dir) != ".dev" {
-		dir = " --dir " + c.Dir
+	if standard, err := filepath.Abs(".dev"); err != nil || c.Dir != standard {
+		dir = " --dir " + shellWord(c.Dir)
+	}
+	addr := ""
+	if u, err := url.Parse(c.ReceiverURL); err == nil && u.Host != "127.0.0.1:4100" {
+		addr = " --addr " + shellWord(u.Host)
 	}
 	fmt.Fprintf(w, `
 Converger is running on %[1]s with the tenant %[2]q. Stop it with Ctrl-C; the data stay in %[3]s.
 Everything below is also in %[3]s/demo.json. Paste these into another terminal:
 
 # 1. Let an endpoint of your own receive deliveries (leave it running)
-%[4]s simulate receiver%[5]s
+%[4]s simulate receiver%[5]s%[9]s
 
 # 2. Open a conversation and post an activity; the receiver shows its delivery
 KEY=%[6]s
@@ -376,5 +381,15 @@ curl -s "%[1]s/api/v1/conversations?channel_id=%[8]s" -H "x-api-key: $KEY"; echo
 curl --no-progress-meter -Z --parallel-max 50 -o /dev/null -w '%%{http_code}\n' "%[1]s/api/v1/conversations/$CONVERSATION/activities?[1-300]" \
   -H "x-api-key: $KEY" -H 'content-type: application/json' -d '{"text":"again"}' | sort | uniq -c
 
-`, d.BaseURL, d.Tenant.Name, c.Dir, program, dir, d.Tenant.APIKey, d.Channels["webhook"].ID, d.Channels["whatsapp_meta"].ID)
+`, d.BaseURL, d.Tenant.Name, c.Dir, program, dir, d.Tenant.APIKey, d.Channels["webhook"].ID, d.Channels["whatsapp_meta"].ID, addr)
+}
+
+// shellWord writes a word so that a shell reads it as it is.
+func shellWord(s string) string {
+	if s != "" && !strings.ContainsFunc(s, func(r rune) bool {
+		return !strings.ContainsRune("/._-+=:,@%", r) && !('0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z')
+	}) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
