@@ -3,6 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -420,4 +423,11 @@ func eventually(t testing.TB, within time.Duration, what string, ok func() bool)
 			t.Fatalf("not within %s: %s", within, what)
 		}
 	}
+}
+
+// metaSignature signs a body as Meta does (X-Hub-Signature-256).
+func metaSignature(body, secret string) string {
+	mac := hmac.New(sha256.New, []byte(secret))
+	mac.Write([]byte(body))
+	return "sha256=" + hex.EncodeToString(mac.Sum(nil))
 }
