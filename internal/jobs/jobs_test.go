@@ -290,7 +290,7 @@ func TestStoredForms(t *testing.T) {
 		json string
 	}{
 		{laneArgs{delivery.LaneJob{LaneID: id, LeaseToken: id}}, "lane", `{"lane_id":"00000000-0000-0000-0000-000000000001","lease_token":"00000000-0000-0000-0000-000000000001"}`},
-		{inboundArgs{TenantID: id, id}, "inbound", EventID: `{"tenant_id":"00000000-0000-0000-0000-000000000001","event_id":"00000000-0000-0000-0000-000000000001"}`},
+		{inboundArgs{TenantID: id, EventID: id}, "inbound", `{"tenant_id":"00000000-0000-0000-0000-000000000001","event_id":"00000000-0000-0000-0000-000000000001"}`},
 		{ensurePartitions{}, "ensure_partitions", `{}`},
 		{prune{}, "prune", `{}`},
 		{giveUpUncertain{}, "give_up_uncertain", `{}`},
