@@ -21,7 +21,7 @@ func (d *discard) WriteHeader(int)             {}
 // refusals gives a front whose tenant may do nothing, the request that it refuses, and a bare chi router that answers the
 // same request with the same bytes.
 func refusals(b testing.TB) (front *front, bare http.Handler, request func(base string) *http.Request) {
-	f := newFront(b, func(d *Deps) { d.Logger = slog.New(slog.NewJSONHandler(io.Discard, nil)) })
+	f := newFront(b, func(d *Deps) { d.Logger = slog.New(slog.DiscardHandler) })
 	limitOverride(b, f, `{"limit":0,"scale_ms":1000}`, "activity_create")
 	const path = "/api/v1/conversations/01930000-0000-7000-8000-000000000001/activities"
 	request = func(base string) *http.Request {
