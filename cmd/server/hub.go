@@ -279,7 +279,7 @@ func serveHTTP(ctx context.Context, server *http.Server, listener net.Listener, 
 	stopping, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := server.Shutdown(stopping); err != nil {
-		server.Close()
+		_ = server.Close()
 		return fmt.Errorf("requests were cut off: %w", err)
 	}
 	return nil

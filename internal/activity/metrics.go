@@ -48,12 +48,6 @@ func (m *metrics) batchDone(items int, took time.Duration) {
 	m.duration.Observe(took.Seconds())
 }
 
-func (m *metrics) count(results []Result) {
-	for i := range results {
-		m.countOne(&results[i])
-	}
-}
-
 func (m *metrics) countOne(r *Result) {
 	switch {
 	case r.Err == nil && r.Repeat:

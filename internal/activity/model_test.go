@@ -104,11 +104,11 @@ func TestModel(t *testing.T) {
 					n := drawNew(rt, w, models[rapid.IntRange(0, 1).Draw(rt, "target's conversation")])
 					n.ConversationID = convs[c]
 					// A key twice in a batch has a test of its own: the model knows no "at the same time".
-					if key := fmt.Sprint(c, n.Caller, n.IdempotencyKey); n.IdempotencyKey != "" && used[key] {
+					key := fmt.Sprint(c, n.Caller, n.IdempotencyKey)
+					if n.IdempotencyKey != "" && used[key] {
 						continue
-					} else {
-						used[key] = true
 					}
+					used[key] = true
 					items = append(items, n)
 				}
 				for i := range items {

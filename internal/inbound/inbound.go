@@ -16,16 +16,16 @@ import (
 )
 
 var (
-	// ErrNotFound: no such event, or not of this tenant.
+	// ErrNotFound says that the tenant has no such event.
 	ErrNotFound = errors.New("inbound: event not found")
-	// ErrNotAccepting: the channel's type or mode takes no messages from outside.
+	// ErrNotAccepting says that the channel's type or mode takes no messages from outside.
 	ErrNotAccepting = errors.New("inbound: the channel takes no messages")
-	// ErrNotReplayable: the event was processed, or waits for its job.
+	// ErrNotReplayable says that the event was processed, or waits for its job.
 	ErrNotReplayable = errors.New("inbound: only rejected and failed events can be processed again")
-	// ErrUnreadable: the body can't be read as what the channel's type expects. The event is stored. The error around it
+	// ErrUnreadable says that the body can't be read as what the channel's type expects. The event is stored. The error around it
 	// says what was expected and holds nothing of the body.
 	ErrUnreadable = errors.New("inbound: unreadable body")
-	// ErrNoReceipt: a body without any receipt was posted to the status endpoint. The event is stored.
+	// ErrNoReceipt says that a body without any receipt was posted to the status endpoint. The event is stored.
 	ErrNoReceipt = errors.New("inbound: the body holds no receipt")
 )
 

@@ -146,7 +146,7 @@ func (p *Policy) Decide(s State, cost uint32, now Instant) (State, Decision) {
 	switch d := int32(uint32(s.Word>>32) - index); {
 	case d == 0:
 	case d == 1: // this clock is behind by less than a window: never move back
-		index, into, at = index+1, 0, p.WindowStart(index+1)
+		into, at = 0, p.WindowStart(index+1)
 	case d > 1: // it stepped back: the count goes on in the present window
 		s.Word = uint64(index)<<32 | uint64(uint32(s.Word))
 	case d == -1:

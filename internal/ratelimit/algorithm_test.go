@@ -107,8 +107,8 @@ func TestFastEqualsSlow(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := genRule(t, true)
 		p, ref := mustPolicy(t, r), &slow{rule: r}
-		now, s := noon, State{}
-		s = p.Fresh(now)
+		now := noon
+		s := p.Fresh(now)
 		for range rapid.IntRange(1, 60).Draw(t, "requests") {
 			now = now.Add(time.Duration(rapid.Int64Range(0, int64(r.Scale)/4).Draw(t, "gap")))
 			cost := rapid.Uint32Range(1, uint32(r.Limit)+1).Draw(t, "cost")

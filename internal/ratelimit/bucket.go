@@ -66,6 +66,7 @@ func ParseAlgorithm(name string) (Algorithm, bool) {
 // Subject is whom a bucket counts.
 type Subject string
 
+// The subjects.
 const (
 	SubjectTenant   Subject = "tenant"
 	SubjectChannel  Subject = "channel"

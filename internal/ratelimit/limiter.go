@@ -170,7 +170,7 @@ func (l *Limiter) Refund(ctx context.Context, d Decision, items ...Item) {
 	for _, it := range items {
 		// Of a counted request it is unknown what was spent in count mode: nothing
 		// is given back, which only counts more.
-		if l.applies(it.Policy) && !(it.Policy.count && d.Counted) {
+		if l.applies(it.Policy) && (!it.Policy.count || !d.Counted) {
 			l.store.Refund(ctx, d.At, it)
 		}
 	}

@@ -192,7 +192,8 @@ func (r ref) spendWindow(p *ratelimit.Policy, cost uint32, now ratelimit.Instant
 		if uint64(count)+uint64(cost) > uint64(room) {
 			return p.RefuseWindow(prev, count, carried, cost, into, at), true
 		}
-		if room-count > slack && cost <= slackCost {
+		switch {
+		case room-count > slack && cost <= slackCost:
 			w = r.sl.word.Add(uint64(cost))
 			if uint32(w>>32) != win || uint32(w) > room {
 				// A window began meanwhile, or many added at once: take it back
@@ -200,10 +201,10 @@ func (r ref) spendWindow(p *ratelimit.Policy, cost uint32, now ratelimit.Instant
 				r.sl.unspend(uint32(w>>32), cost)
 				continue
 			}
-		} else if !r.sl.word.CompareAndSwap(w, w+uint64(cost)) {
-			continue
-		} else {
+		case r.sl.word.CompareAndSwap(w, w+uint64(cost)):
 			w += uint64(cost)
+		default:
+			continue
 		}
 		if r.sl.hi.Load() != r.hi { // the slot went to another key under our hands
 			r.sl.unspend(win, cost)
