@@ -163,13 +163,13 @@ func (b *bench) prepare(ctx context.Context, pg *devpg.Server, bin, dir string) 
 	if b.db, err = postgres.Open(ctx, pg.URL(), postgres.Options{MaxConns: 2, AppName: "pathbench"}); err != nil {
 		return err
 	}
-	if b.fast, err = newReceiver(0); err != nil {
+	if b.fast, err = newReceiver(ctx, 0); err != nil {
 		return err
 	}
-	if b.slow, err = newReceiver(slowAnswer); err != nil {
+	if b.slow, err = newReceiver(ctx, slowAnswer); err != nil {
 		return err
 	}
-	if b.hub, err = newHub(b.o.program, pg.URL(), dir); err != nil {
+	if b.hub, err = newHub(ctx, b.o.program, pg.URL(), dir); err != nil {
 		return err
 	}
 	if b.machine.Version, err = b.hub.run(ctx, "version"); err != nil {
@@ -662,7 +662,7 @@ func (b *bench) persist(ctx, running context.Context, w *witness, to []*conversa
 	for n := i; running.Err() == nil; n += killCallers {
 		conv, key := to[n%len(to)], newKey()
 		for {
-			status, err := c.post(conv, key, text)
+			status, err := c.post(ctx, conv, key, text)
 			if err == nil && status == http.StatusCreated {
 				w.ack(key, conv)
 				break

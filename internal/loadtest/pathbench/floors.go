@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math"
 	"net/url"
@@ -154,7 +153,7 @@ func (f *riverFloor) rate(ctx context.Context) (float64, error) {
 		Workers:           workers,
 		FetchCooldown:     riverCooldown,
 		FetchPollInterval: riverPoll,
-		Logger:            slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger:            slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return 0, fmt.Errorf("river floor: %w", err)

@@ -43,8 +43,8 @@ type hub struct {
 }
 
 // newHub prepares the program; the database must be there.
-func newHub(program, database, dir string) (*hub, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+func newHub(ctx context.Context, program, database, dir string) (*hub, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
@@ -97,8 +97,8 @@ func (h *hub) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = logFile.Close() }() // the child has its own
-	h.cmd = exec.Command(h.program, "serve")
+	defer func() { _ = logFile.Close() }()                                      // the child has its own
+	h.cmd = exec.CommandContext(context.WithoutCancel(ctx), h.program, "serve") // it is stopped in good order, by stop
 	h.cmd.Env, h.cmd.Stdout, h.cmd.Stderr = h.env, logFile, logFile
 	if err := h.cmd.Start(); err != nil {
 		return fmt.Errorf("start the hub: %w", err)
@@ -114,7 +114,11 @@ func (h *hub) start(ctx context.Context) error {
 			return false, errors.New("it ended")
 		default:
 		}
-		resp, err := h.http.Get("http://" + h.addr + "/health/ready")
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+h.addr+"/health/ready", http.NoBody)
+		if err != nil {
+			return false, err
+		}
+		resp, err := h.http.Do(req)
 		if err != nil {
 			return false, nil //nolint:nilerr // it does not listen yet
 		}

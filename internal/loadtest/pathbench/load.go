@@ -54,7 +54,7 @@ func (l *load) run(ctx context.Context, to []*conversation, d time.Duration, num
 				if number > 0 && begun.Add(1) > number {
 					return
 				}
-				status, err := c.post(to[n%len(to)], newKey(), text)
+				status, err := c.post(ctx, to[n%len(to)], newKey(), text)
 				switch {
 				case err != nil:
 					cancel(fmt.Errorf("post an activity: %w", err))
@@ -97,7 +97,7 @@ func latencies(ctx context.Context, addr string, to []*conversation, r *receiver
 		}
 		key := newKey()
 		start := time.Now()
-		status, err := c.post(to[i%len(to)], key, text)
+		status, err := c.post(ctx, to[i%len(to)], key, text)
 		if err != nil {
 			return nil, fmt.Errorf("post an activity: %w", err)
 		}

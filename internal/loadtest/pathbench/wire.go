@@ -36,16 +36,17 @@ func (c *caller) close() {
 	}
 }
 
-// post sends one activity and returns the status of the answer. After an error it is unknown what became of it; the next
+// post sends one activity and returns the status of the answer; ctx bounds the dialling only. After an error it is unknown what became of it; the next
 // post opens a new connection.
-func (c *caller) post(conv *conversation, key, text string) (status int, err error) {
+func (c *caller) post(ctx context.Context, conv *conversation, key, text string) (status int, err error) {
 	if c.conn == nil {
-		if c.conn, err = net.DialTimeout("tcp", c.addr, exchangeTimeout); err != nil {
+		if c.conn, err = (&net.Dialer{Timeout: exchangeTimeout}).DialContext(ctx, "tcp", c.addr); err != nil {
 			return 0, err
 		}
 		c.in = bufio.NewReaderSize(c.conn, 4<<10)
 	}
-	b := append(c.out[:0], "POST /api/v1/conversations/"...)
+	b := c.out[:0]
+	b = append(b, "POST /api/v1/conversations/"...)
 	b = append(b, conv.id...)
 	b = append(b, "/activities HTTP/1.1\r\nHost: "...)
 	b = append(b, c.addr...)
@@ -149,9 +150,9 @@ type receiver struct {
 	open  map[net.Conn]struct{} // nil once closed
 }
 
-// newReceiver listens on loopback and serves until close.
-func newReceiver(delay time.Duration) (*receiver, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// newReceiver listens on loopback and serves until close; ctx bounds the start only.
+func newReceiver(ctx context.Context, delay time.Duration) (*receiver, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}

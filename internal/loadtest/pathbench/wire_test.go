@@ -45,7 +45,7 @@ func TestCallerPostsWhatNetHTTPReads(t *testing.T) {
 	t.Cleanup(c.close)
 	conv := &conversation{id: "c1", tenant: &tenant{apiKey: "cvg_live_x"}}
 	for i, want := range []int{201, 429, 201, 200} {
-		status, err := c.post(conv, fmt.Sprintf("k%d", i), "hi")
+		status, err := c.post(t.Context(), conv, fmt.Sprintf("k%d", i), "hi")
 		if err != nil || status != want {
 			t.Fatalf("post %d: %d, %v; want %d", i, status, err, want)
 		}
@@ -72,17 +72,17 @@ func TestCallerReportsALostConnection(t *testing.T) {
 	c := newCaller(strings.TrimPrefix(hub.URL, "http://"))
 	t.Cleanup(c.close)
 	conv := &conversation{id: "c1", tenant: &tenant{}}
-	if status, err := c.post(conv, "k", "hi"); err == nil {
+	if status, err := c.post(t.Context(), conv, "k", "hi"); err == nil {
 		t.Errorf("a lost connection gave %d", status)
 	}
-	if status, err := c.post(conv, "k", "hi"); err != nil || status != 201 {
+	if status, err := c.post(t.Context(), conv, "k", "hi"); err != nil || status != 201 {
 		t.Errorf("the next post: %d, %v", status, err)
 	}
 }
 
 func TestReceiverAnswersNetHTTP(t *testing.T) {
 	t.Parallel()
-	r, err := newReceiver(0)
+	r, err := newReceiver(t.Context(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
