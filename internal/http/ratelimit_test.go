@@ -16,6 +16,7 @@ import (
 	"github.com/google/uuid"
 
 	"converger/internal/auth"
+	"converger/internal/channel"
 	"converger/internal/tenants"
 )
 
@@ -226,6 +227,22 @@ func TestStrangersCostNothing(t *testing.T) {
 	}
 	f.call(t, "GET", "/api/v1/conversations", "", from("203.0.113.9:1"), header("X-Api-Key", "cvg_live_x")).is(t, 429, codeRateLimited)
 	f.call(t, "GET", "/api/v1/conversations", "", from("203.0.113.9:1"), f.apiKey()).is(t, 200, "")
+}
+
+// A key that was made on another node a moment ago works with its first use, and is not held against its address.
+func TestKeyOfAnotherNode(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	fresh := f.newKey(t, f.tenant.ID) // not yet in this front's directory
+	ch := f.newChannel(t, f.tenant.ID, channel.NewChannel{Name: "fresh", Type: channel.TypeEcho})
+	f.call(t, "GET", "/api/v1/conversations", "", header("X-Api-Key", fresh)).is(t, 200, "")
+	f.call(t, "POST", "/api/v1/converger/tokens/generate", "", bearer(ch.Secret.Reveal())).is(t, 200, "")
+	for i := range 30 {
+		if a := f.call(t, "GET", "/api/v1/conversations", "", header("X-Api-Key", "cvg_live_x")); a.StatusCode != 401 {
+			t.Fatalf("guess %d: %s", i, a)
+		}
+	}
+	f.call(t, "GET", "/api/v1/conversations", "", header("X-Api-Key", "cvg_live_x")).is(t, 429, codeRateLimited)
 }
 
 // inventedKey is a key of the right form, down to its checksum, that nobody has.

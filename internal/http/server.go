@@ -130,7 +130,7 @@ func New(d Deps) (http.Handler, error) {
 
 func newServer(d Deps) (*server, error) {
 	if d.Directory == nil || d.Tenants == nil || d.Channels == nil || d.Registry == nil || d.Activities == nil || d.Deliveries == nil ||
-		d.Inbound == nil || d.Limiter == nil || d.Tokens == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 {
+		d.Inbound == nil || d.Limiter == nil || d.Tokens == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 || d.Hasher == (ratelimit.Hasher{}) {
 		return nil, errors.New("http: a dependency is missing")
 	}
 	pages, err := newPages(d.Pages)
