@@ -39,7 +39,8 @@ func TestActivityLimit(t *testing.T) {
 	f.refresh(t)
 	path := "/api/v1/conversations/" + f.newConversation(t).ID.String() + "/activities"
 
-	flood := func(n int) (accepted int, refused []answer) {
+	total := 0 // accepted in all
+	once := func(n int) (accepted int, refused []answer, took time.Duration) {
 		var mu sync.Mutex
 		var wg sync.WaitGroup
 		startOfWindow()
@@ -57,10 +58,18 @@ func TestActivityLimit(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if took := time.Since(began); took > 900*time.Millisecond {
-			t.Skipf("the machine is too busy: %d posts took %v", n, took)
+		total += accepted
+		return accepted, refused, time.Since(began)
+	}
+	// A busy machine may need several tries to post that much within a second.
+	flood := func(n int) (int, []answer) {
+		for range 10 {
+			if accepted, refused, took := once(n); took < 950*time.Millisecond {
+				return accepted, refused
+			}
 		}
-		return accepted, refused
+		t.Skipf("the machine is too busy for %d posts within a second", n)
+		return 0, nil
 	}
 	accepted, refused := flood(160)
 	if accepted != 100 || len(refused) != 60 {
@@ -77,8 +86,8 @@ func TestActivityLimit(t *testing.T) {
 	}
 	f.call(t, "GET", "/api/v1/conversations", "", header("X-Api-Key", otherKey)).is(t, 200, "")
 	var stored int
-	if err := f.pool.QueryRow(t.Context(), "SELECT count(*) FROM activities").Scan(&stored); err != nil || stored != 100 {
-		t.Errorf("%d activities are stored (%v), want 100", stored, err)
+	if err := f.pool.QueryRow(t.Context(), "SELECT count(*) FROM activities").Scan(&stored); err != nil || stored != total {
+		t.Errorf("%d activities are stored (%v), %d were accepted", stored, err, total)
 	}
 
 	// Half of the tenant's keys and tokens share one budget; an override is in force with the answer that made it.
