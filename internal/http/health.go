@@ -86,9 +86,6 @@ func (s *server) ready(c *call) (*reply, error) {
 	if s.forwarding.seen(c.started) {
 		b.Degraded = append(b.Degraded, "forwarding: a peer outside TRUSTED_PROXIES sends forwarding headers, which are ignored")
 	}
-	if !s.Limiter.Enabled() {
-		b.Degraded = append(b.Degraded, "rate_limit: switched off by RATE_LIMIT_ENABLED; only the login guards stand")
-	}
 	if s.Draining != nil && s.Draining() {
 		b.Status = "draining"
 		b.Reasons = append(b.Reasons, "draining: the node is going down")
