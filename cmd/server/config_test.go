@@ -16,8 +16,8 @@ import (
 	"converger/internal/secrets"
 )
 
-// load reads the environment of a sound installation with changes; "" unsets.
-func load(changes map[string]string) (Config, error) {
+// loadWith reads the environment of a sound installation with changes; "" unsets.
+func loadWith(changes map[string]string) (Config, error) {
 	e := serveEnv("postgres://u:p@db/converger", map[string]string{"LISTEN": "", "DRAIN_DELAY_MS": "", "WEBHOOK_ALLOW_PRIVATE_TARGETS": ""})
 	for name, value := range changes {
 		e[name] = value
@@ -47,7 +47,7 @@ func problemsOf(t *testing.T, err error) []string {
 
 func TestConfigDefaults(t *testing.T) {
 	t.Parallel()
-	c, err := load(nil)
+	c, err := loadWith(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestConfigDefaults(t *testing.T) {
 func TestConfigReadsEverything(t *testing.T) {
 	t.Parallel()
 	other := strings.Repeat("x", 4) + testSecretKeyBase
-	c, err := load(map[string]string{
+	c, err := loadWith(map[string]string{
 		"POOL_SIZE": "4", "LISTEN": "127.0.0.1:80", "PUBLIC_URL": "https://hub.example.com/", "SECRET_KEY_BASE_PREVIOUS": other,
 		"CLOAK_RETIRED_KEYS": " " + testCloakKey + " , " + testCloakKey, "TRUSTED_PROXIES": "10.0.0.0/8, 192.0.2.1,::ffff:192.0.2.2,2001:db8::1",
 		"CORS_ORIGINS": "*", "METRICS_TOKEN": "0123456789abcdef", "METRICS_ALLOWED_IPS": "127.0.0.1", "RATE_LIMIT_ENABLED": "0",
@@ -125,7 +125,7 @@ func TestConfigProblems(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := load(test.changes)
+			_, err := loadWith(test.changes)
 			if diff := cmp.Diff(test.want, problemsOf(t, err)); diff != "" {
 				t.Errorf("problems:\n%s%v", diff, err)
 			}
@@ -143,7 +143,7 @@ func TestConfigSecretFiles(t *testing.T) {
 		}
 		return path
 	}
-	c, err := load(map[string]string{
+	c, err := loadWith(map[string]string{
 		"DATABASE_URL": "", "DATABASE_URL_FILE": file("url", "postgres://from-file/db\n"),
 		"SECRET_KEY_BASE": "", "SECRET_KEY_BASE_FILE": file("base", testSecretKeyBase+"\r\n"),
 		"CLOAK_KEY": "", "CLOAK_KEY_FILE": file("cloak", "  "+testCloakKey),
@@ -159,7 +159,7 @@ func TestConfigSecretFiles(t *testing.T) {
 		c.MetricsToken != "0123456789abcdef" || c.PublicURL != "http://hub.test" {
 		t.Errorf("read %q %q %q %q %q", c.DatabaseURL.Reveal(), c.SecretKeyBase.Reveal(), c.EncryptionKey.Reveal(), c.MetricsToken.Reveal(), c.PublicURL)
 	}
-	if _, err := load(map[string]string{"CLOAK_KEY": "", "CLOAK_KEY_FILE": file("empty", "\n")}); len(problemsOf(t, err)) != 1 {
+	if _, err := loadWith(map[string]string{"CLOAK_KEY": "", "CLOAK_KEY_FILE": file("empty", "\n")}); len(problemsOf(t, err)) != 1 {
 		t.Errorf("an empty file: %v", err)
 	}
 }
@@ -182,7 +182,7 @@ func TestConfigWeakSecrets(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := load(map[string]string{test.variable: test.value})
+			_, err := loadWith(map[string]string{test.variable: test.value})
 			if diff := cmp.Diff([]string{test.variable}, problemsOf(t, err)); diff != "" {
 				t.Errorf("problems:\n%s", diff)
 			}
@@ -195,7 +195,7 @@ func TestConfigWeakSecrets(t *testing.T) {
 		"hex of 32 bytes":    "8f4e0a7715c2d39b60ee1a5cc04472f1b9d83a5e6f70215c94be0d8712a3c6f8",
 		"base64 of 64 bytes": "b1lZ0b4vtpIR2qSNkaTqT5VQ0CzN0iXJw1sM9U3rYQkz4c1e7hGdPBo8Lf6uWmEaXtVnJyS5KxD+A/HCvR3gZw==",
 	} {
-		if _, err := load(map[string]string{"SECRET_KEY_BASE": value}); err != nil {
+		if _, err := loadWith(map[string]string{"SECRET_KEY_BASE": value}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -40,11 +40,11 @@ type arrival struct {
 
 // endpoint is a receiver of deliveries.
 type endpoint struct {
-	url string
+	url        string
+	disconnect func() // closes all connections
 
-	mu   sync.Mutex
-	all  []arrival
-	hold chan struct{} // not nil: answers wait until it is closed
+	mu  sync.Mutex
+	all []arrival
 }
 
 func newEndpoint(t testing.TB) *endpoint {
@@ -65,17 +65,10 @@ func newEndpoint(t testing.TB) *endpoint {
 		a.message, a.seq, a.chat = m.message, m.Seq, m.Conversation
 		e.mu.Lock()
 		e.all = append(e.all, a)
-		hold := e.hold
 		e.mu.Unlock()
-		if hold != nil {
-			select {
-			case <-hold:
-			case <-r.Context().Done():
-			}
-		}
 	}))
 	t.Cleanup(server.Close)
-	e.url = server.URL
+	e.url, e.disconnect = server.URL, server.CloseClientConnections
 	return e
 }
 
@@ -115,7 +108,11 @@ func tempDir(t testing.TB) string {
 // startDev runs `server dev` on a folder until it has said what to paste.
 func startDev(t testing.TB, dir string, args ...string) (*program, demo) {
 	t.Helper()
-	p := start(t, map[string]string{"PG_BIN": os.Getenv("PG_BIN")}, append([]string{"dev", "--dir", dir}, args...)...)
+	found, err := devpg.Find(os.Getenv("PG_BIN"), vendored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, map[string]string{"PG_BIN": found[0].Dir}, append([]string{"dev", "--dir", dir}, args...)...)
 	if _, err := p.out.await("sort | uniq -c", p.ended); err != nil {
 		<-p.ended
 		t.Fatalf("%v\n%v\n%s", err, p.err, p.log)

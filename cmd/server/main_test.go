@@ -109,6 +109,7 @@ type program struct {
 	ended    chan struct{} // closed when it has ended
 	err      error         // why, set before
 	cancel   func()
+	process  *os.Process // of a spawned one
 }
 
 // start runs the program in this process, until the test ends or [program.stop].
@@ -145,6 +146,7 @@ func spawn(t testing.TB, environ map[string]string, args ...string) *program {
 		defer close(p.ended)
 		p.err = cmd.Wait()
 	}()
+	p.process = cmd.Process
 	p.cancel = func() {
 		_ = cmd.Process.Kill()
 		_ = stdin.Close()
