@@ -20,6 +20,7 @@ import (
 	"converger/internal/channel"
 	"converger/internal/devpg"
 	"converger/internal/postgres"
+	"converger/internal/secrets"
 	"converger/internal/tenants"
 	"converger/migrations"
 )
@@ -99,6 +100,9 @@ func (c devCmd) Run(e *env) (err error) {
 	d, err := c.seed(ctx, h, base, url)
 	if err != nil {
 		h.pool.Close()
+		if errors.Is(err, secrets.ErrUnknownKey) {
+			return fmt.Errorf("the database was made with another folder's secrets.json than %s has: pass that folder by --dir, or another database (%w)", c.Dir, err)
+		}
 		return fmt.Errorf("make the demo tenant: %w", err)
 	}
 	err = h.serve(ctx, listener, func() { c.welcome(e.stdout, d) })

@@ -495,6 +495,10 @@ func TestDevKeepsAwayFromOthersData(t *testing.T) {
 	if err := first.stop(t); err != nil {
 		t.Fatal(err)
 	}
+	elsewhere := start(t, nil, "dev", "--dir", tempDir(t), "--addr", "127.0.0.1:0", "--database-url", empty)
+	if err := elsewhere.result(t); err == nil || !strings.Contains(err.Error(), "pass that folder by --dir") {
+		t.Errorf("dev on the database of another folder: %v", err)
+	}
 	_, again := startDev(t, dir, "--addr", "127.0.0.1:0", "--database-url", empty)
 	again.BaseURL = d.BaseURL // another port
 	if diff := cmp.Diff(d, again); diff != "" {
@@ -635,7 +639,7 @@ func TestOverrideIsInForceWithinASecond(t *testing.T) {
 	c.api.call(t, 201, "POST", path, `{"text":"the default again"}`)
 }
 
-// A suspended tenant is stopped at every entrance and on the way out, and goes on where it was.
+// A suspended tenant is stopped at every entrance, and goes on where it was.
 func TestSuspension(t *testing.T) {
 	t.Parallel()
 	url := pgtest.New(t)
