@@ -312,10 +312,25 @@ func TestSimulatedWhatsApp(t *testing.T) {
 		t.Errorf("activities after five repeats:\n%s", diff)
 	}
 
+	// Four providers at once, five times each.
+	var at []*program
+	for range 4 {
+		at = append(at, start(t, nil, "simulate", "whatsapp", "--dir", dir, "--seed", "7", "--repeat", "5"))
+	}
+	for _, p := range at {
+		if err := p.result(t); err != nil {
+			t.Errorf("parallel repeats: %v\n%s", err, p.out)
+		}
+	}
+	processed(26)
+	if diff := cmp.Diff(all, c.activities(t, found[0].ID)); diff != "" {
+		t.Errorf("activities after parallel repeats:\n%s", diff)
+	}
+
 	if out := simulate("--bad-signature"); !strings.Contains(out, "1 as expected; answers: 401") {
 		t.Errorf("a bad signature: %s", out)
 	}
-	processed(6)
+	processed(26)
 
 	// Generic webhooks, by both schemes of signing; the same key again is the same message.
 	for _, scheme := range []string{"timestamped", "standard"} {
@@ -332,7 +347,7 @@ func TestSimulatedWhatsApp(t *testing.T) {
 	if diff := cmp.Diff([]string{"hi by timestamped", "hi by standard"}, texts); diff != "" {
 		t.Errorf("messages of ada:\n%s", diff)
 	}
-	processed(12)
+	processed(32)
 }
 
 // What cannot be parsed is seen in the list, shown with its body, and can be run again by hand.

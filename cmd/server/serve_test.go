@@ -448,3 +448,89 @@ func terminate(t *testing.T, url string) {
 		t.Fatal(err)
 	}
 }
+
+// A node that can't start says why, in words and without the password, and leaves nothing behind.
+func TestServeSaysWhyItCannotStart(t *testing.T) {
+	t.Parallel()
+	taken, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // at once
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = taken.Close() })
+	for name, test := range map[string]struct {
+		changes map[string]string
+		want    string
+	}{
+		"no database":       {map[string]string{"DATABASE_URL": "postgres://hub:hunter2secret@127.0.0.1:1/hub?sslmode=disable"}, "refused"},
+		"no such host":      {map[string]string{"DATABASE_URL": "postgres://hub:hunter2secret@nowhere.invalid/hub?sslmode=disable"}, "nowhere.invalid"},
+		"no URL":            {map[string]string{"DATABASE_URL": "postgres://hub:hunter2secret@h:port/hub"}, "database URL"},
+		"address taken":     {map[string]string{"LISTEN": taken.Addr().String()}, "address already in use"},
+		"targets not a set": {map[string]string{"WEBHOOK_ALLOWED_TARGETS": "10.0.0.0/99"}, "WEBHOOK_ALLOWED_TARGETS"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := start(t, serveEnv("postgres://hub:hunter2secret@127.0.0.1:1/hub", test.changes), "serve")
+			err := p.result(t)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("it ended with %v, want it to say %q", err, test.want)
+			}
+			if text := fmt.Sprint(err, p.out, p.log); strings.Contains(text, "hunter2secret") {
+				t.Errorf("the password is told: %s", text)
+			}
+		})
+	}
+}
+
+// Whatever is logged, at the finest level, and whatever is measured: no secret is in it.
+func TestSecretsStayOutOfLogAndMetrics(t *testing.T) {
+	t.Parallel()
+	url := pgtest.New(t)
+	p := serve(t, url, map[string]string{"LOG_LEVEL": "debug", "METRICS_ALLOWED_IPS": "127.0.0.0/8"})
+	ops := management(t, p, url)
+	c := newCustomer(t, ops, "Tenant")
+	own := newEndpoint(t)
+	hook := c.newChannel(t, "webhook", "duplex", map[string]any{"url": own.url, "headers": map[string]any{"Authorization": "Basic c3RhZmY6aHVudGVyMg"}})
+	meta := c.newChannel(t, "whatsapp_meta", "inbound", map[string]any{"phone_number_id": "1", "app_secret": "the app's own secret", "verify_token": "handshake-word"})
+	broken := c.newChannel(t, "webhook", "outbound", map[string]any{"url": "http://127.0.0.1:1/?token=in-the-address"})
+	chat, lost := c.newConversation(t, hook.ID), c.newConversation(t, broken.ID)
+	own.await(t, data[message](t, c.api.call(t, 201, "POST", "/api/v1/conversations/"+chat+"/activities", `{"text":"a confidential word"}`)).ID)
+	c.api.call(t, 201, "POST", "/api/v1/conversations/"+lost+"/activities", `{"text":"a confidential word"}`)
+	a := c.api.with("Authorization", "Bearer "+hook.Secret).call(t, 200, "POST", "/api/v1/converger/tokens/generate", `{"user":{"id":"ada"}}`)
+	var client struct{ Token string }
+	if err := json.Unmarshal(a.body, &client); err != nil {
+		t.Fatal(err)
+	}
+	c.api.with("Authorization", "Bearer "+client.Token).call(t, 201, "POST", "/api/v1/converger/conversations", "")
+	c.api.with("X-Hub-Signature-256", metaSignature("not JSON", "the app's own secret")).call(t, 200, "POST", "/api/v1/channels/"+meta.ID+"/inbound", "not JSON")
+	c.api.call(t, 200, "GET", "/api/v1/channels/"+meta.ID+"/inbound?hub.mode=subscribe&hub.verify_token=handshake-word&hub.challenge=1", "")
+	c.api.with("X-Api-Key", c.api.header.Get("X-Api-Key")+"x").call(t, 401, "GET", "/api/v1/conversations", "")
+	ops.call(t, 200, "POST", "/api/v1/management/channels/"+hook.ID+"/secret", "")
+	eventually(t, patience, "a failed attempt and a failed event", func() bool {
+		return strings.Contains(string(c.api.call(t, 200, "GET", "/api/v1/deliveries?channel_id="+broken.ID, "").body), `"attempts":1`) &&
+			len(data[[]wire](t, ops.call(t, 200, "GET", "/api/v1/management/inbound_events?state=failed", ""))) == 1
+	})
+
+	metrics := string(c.api.with().call(t, 200, "GET", "/metrics", "").body)
+	if !strings.Contains(metrics, "converger_") {
+		t.Errorf("metrics: %.200s", metrics)
+	}
+	if err := p.stop(t); err != nil {
+		t.Error(err)
+	}
+	log := p.log.String()
+	if strings.Count(log, "\n") < 10 {
+		t.Errorf("the log is too short to prove anything:\n%s", log)
+	}
+	for name, secret := range map[string]string{
+		"API key": c.api.header.Get("X-Api-Key"), "operator token": strings.TrimPrefix(ops.header.Get("Authorization"), "Bearer "), "channel secret": hook.Secret,
+		"client token": client.Token, "app secret": "the app's own secret", "verify token": "handshake-word", "header of a channel": "c3RhZmY6aHVudGVyMg",
+		"address of a channel": "in-the-address", "key base": testSecretKeyBase, "encryption key": testCloakKey, "text of a message": "a confidential word",
+	} {
+		if strings.Contains(log, secret) {
+			t.Errorf("the %s is in the log", name)
+		}
+		if strings.Contains(metrics, secret) {
+			t.Errorf("the %s is in the metrics", name)
+		}
+	}
+}
