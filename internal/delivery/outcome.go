@@ -92,36 +92,8 @@ func (s *Service) record(ctx context.Context, l *lane, a *attempt, e *end) (*out
 	}
 }
 
-// writeOutcomes writes what workers hand over, as much at once as is waiting, until ctx ends and nothing is left.
-func (s *Service) writeOutcomes(ctx context.Context) {
-	for {
-		select {
-		case o := <-s.outcomes:
-			s.writeGroup(ctx, o)
-		case <-ctx.Done():
-			for {
-				select {
-				case o := <-s.outcomes:
-					s.writeGroup(ctx, o)
-				default:
-					return
-				}
-			}
-		}
-	}
-}
-
-func (s *Service) writeGroup(ctx context.Context, first *outcome) {
-	group := []*outcome{first}
-fill:
-	for len(group) < outcomeGroup {
-		select {
-		case o := <-s.outcomes:
-			group = append(group, o)
-		default:
-			break fill
-		}
-	}
+// writeGroup writes what workers have handed over.
+func (s *Service) writeGroup(ctx context.Context, group []*outcome) {
 	s.m.groupSize.Observe(float64(len(group)))
 	s.write(context.WithoutCancel(ctx), group)
 }

@@ -55,8 +55,9 @@ type Service struct {
 	jobs   Jobs
 	append Appender
 
+	readings chan *reading // to the readers
 	outcomes chan *outcome // to the writers
-	stopped  chan struct{} // closed once the writers have gone
+	stopped  chan struct{} // closed once readers and writers have gone
 	poke     chan struct{} // to the dispatcher; capacity 1
 
 	running atomic.Int64 // lanes this node is working
@@ -88,6 +89,7 @@ func NewService(pool *pgxpool.Pool, channels Channels, registry *channel.Registr
 	}
 	s := &Service{
 		pool: pool, channels: channels, registry: registry, directory: directory, o: o, log: log,
+		readings: make(chan *reading, 1024),
 		outcomes: make(chan *outcome, 1024),
 		stopped:  make(chan struct{}),
 		poke:     make(chan struct{}, 1),
@@ -102,16 +104,28 @@ func (s *Service) SetJobs(j Jobs) { s.jobs = j }
 // SetAppender sets how replies of adapters become activities.
 func (s *Service) SetAppender(a Appender) { s.append = a }
 
-// Run writes outcomes and hands due lanes to the workers until ctx ends. Workers that still wait for their outcome then
-// get it: Run returns when everything that was handed to it is written, or could not be. Stop the workers first. It can
-// run once. Its error is always nil: what fails is logged, counted and tried again.
+// Run reads and writes for the workers and hands due lanes to them until ctx ends. Workers that still wait for their lane or
+// their outcome then get it: Run returns when everything that was handed to it is done, or could not be. Stop the workers
+// first. It can run once. Its error is always nil: what fails is logged, counted and tried again.
 func (s *Service) Run(ctx context.Context) error {
 	defer close(s.stopped)
 	var wg sync.WaitGroup
-	for range outcomeWriters {
-		wg.Go(func() { s.writeOutcomes(ctx) })
-	}
+	s.serveWorkers(ctx, &wg)
 	s.dispatchLoop(ctx)
 	wg.Wait()
 	return nil
+}
+
+// serveWorkers starts the readers and writers.
+func (s *Service) serveWorkers(ctx context.Context, wg *sync.WaitGroup) {
+	for range laneReaders {
+		wg.Go(func() {
+			inGroups(ctx, s.readings, laneGroup, func(g []*reading) { s.readGroup(ctx, g) })
+		})
+	}
+	for range outcomeWriters {
+		wg.Go(func() {
+			inGroups(ctx, s.outcomes, outcomeGroup, func(g []*outcome) { s.writeGroup(ctx, g) })
+		})
+	}
 }

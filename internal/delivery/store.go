@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -17,7 +18,8 @@ import (
 // Times: everything that decides is compared by the database's clock; the program passes and reads spans, in milliseconds.
 //
 // Plans: they are cached for all parameters and may have been made while the tables were empty. Where a plain join could
-// then become a hash join that reads whole partitions later on, a LATERAL subquery with a LIMIT leaves only the index.
+// then become a hash join that reads whole partitions later on, a LATERAL subquery with a LIMIT leaves only the index; and
+// where a group of rows comes in as arrays, a LIMIT of their number makes the planner, who does not know it, expect one row.
 
 // enqueue: new lanes and woken lanes, in the caller's order, which is that of (channel, conversation); then the deliveries.
 // A lane that was idle may be leased at once ($11), within what channel and tenant have left. The caps are exact but for
@@ -76,28 +78,28 @@ func enqueueTx(ctx context.Context, tx pgx.Tx, w wakeup, handover bool, token uu
 	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 }
 
-// A lane as a worker reads it, with its first open deliveries: of a conversation all, due or not, for the first one that
+// Lanes as workers read them, with their first open deliveries: of a conversation all, due or not, for the first one that
 // must wait ends the turn; of a slot those that are due. Lane and deliveries are of one snapshot, so that wakes counts every
 // delivery that is not among them.
-const queryLane = `
-SELECT l.tenant_id, l.channel_id, l.conversation_id, l.wakes, extract(epoch FROM l.lease_until - now())::float8,
+const queryLanes = `
+SELECT r.ord, l.tenant_id, l.channel_id, l.conversation_id, l.wakes, extract(epoch FROM l.lease_until - now())::float8,
     c.type, c.mode, c.version, c.deleted_at IS NOT NULL,
     t.status <> 'active' OR c.deleted_at IS NULL AND (c.status <> 'active' OR coalesce(c.hold_until > now(), false)),
     d.id, d.attempts, greatest(extract(epoch FROM d.next_at - now()), 0)::float8,
     a.id, a.conversation_id, a.seq, a.type, a.sender, a.text, a.attachments, a.metadata, a.idempotency_key, a.reply_to_id,
     a.edited_at, a.deleted_at, a.inserted_at
-FROM lanes l
+FROM (SELECT * FROM unnest($1::uuid[], $2::uuid[]) WITH ORDINALITY AS u (lane_id, token, ord) LIMIT $3) r
+JOIN lanes l ON l.id = r.lane_id AND l.lease_token = r.token AND l.lease_until > now()
 JOIN channels c ON c.tenant_id = l.tenant_id AND c.id = l.channel_id
 JOIN tenants t ON t.id = l.tenant_id
 LEFT JOIN LATERAL (
     SELECT p.tenant_id, p.id, p.activity_id, p.attempts, p.next_at, p.seq FROM deliveries p
     WHERE p.lane_id = l.id AND p.status = 'pending'
         AND (p.next_at <= now() OR l.conversation_id >= '00000000-0000-0001-0000-000000000000')
-    ORDER BY p.seq LIMIT $3
+    ORDER BY p.seq LIMIT $4
 ) d ON true
 LEFT JOIN LATERAL (SELECT * FROM activities x WHERE x.tenant_id = d.tenant_id AND x.id = d.activity_id LIMIT 1) a ON true
-WHERE l.id = $1 AND l.lease_token = $2 AND l.lease_until > now()
-ORDER BY d.seq`
+ORDER BY r.ord, d.seq`
 
 // lane is what a worker knows of a lane it holds.
 type lane struct {
@@ -118,6 +120,8 @@ type lane struct {
 
 func (l *lane) ordered() bool { return !isSlot(l.key) }
 
+func (l *lane) laneKey() laneKey { return laneKey{l.channel, l.key} }
+
 // open is a pending delivery.
 type open struct {
 	id       uuid.UUID
@@ -126,20 +130,21 @@ type open struct {
 	activity activity.Activity
 }
 
-// readLane returns nil when the job no longer holds the lane.
-func (s *Service) readLane(ctx context.Context, job LaneJob) (*lane, error) {
-	asked := time.Now()
-	rows, err := s.pool.Query(ctx, queryLane, job.LaneID, job.LeaseToken, readAhead)
+// readLanes reads the lanes of a group.
+func (s *Service) readLanes(ctx context.Context, group []*reading) error {
+	lanes, tokens := make([]uuid.UUID, len(group)), make([]uuid.UUID, len(group))
+	for i, r := range group {
+		lanes[i], tokens[i] = r.job.LaneID, r.job.LeaseToken
+	}
+	rows, err := s.pool.Query(ctx, queryLanes, lanes, tokens, len(group), readAhead)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer rows.Close()
-	var l *lane
 	for rows.Next() {
-		if l == nil {
-			l = &lane{job: job}
-		}
 		var (
+			ord           int64
+			l             lane
 			left          float64
 			id, aid, conv *uuid.UUID
 			attempts      *int
@@ -149,27 +154,29 @@ func (s *Service) readLane(ctx context.Context, job LaneJob) (*lane, error) {
 			inserted      *time.Time
 			a             activity.Activity
 		)
-		if err := rows.Scan(&l.tenant, &l.channel, &l.key, &l.wakes, &left,
+		if err := rows.Scan(&ord, &l.tenant, &l.channel, &l.key, &l.wakes, &left,
 			&l.typ, &l.mode, &l.version, &l.deleted, &l.held, &id, &attempts, &wait, &aid, &conv, &seq, &typ, &sender,
 			&a.Text, &a.Attachments, &a.Metadata, &a.IdempotencyKey, &a.ReplyToID, &a.EditedAt, &a.DeletedAt, &inserted); err != nil {
-			return nil, err
+			return err
 		}
-		l.deadline = asked.Add(seconds(left))
+		r := group[ord-1]
+		if r.lane == nil {
+			l.job, l.deadline = r.job, r.asked.Add(seconds(left))
+			r.lane = &l
+		}
 		if id == nil {
 			continue // the lane has nothing to do
 		}
 		a.TenantID, a.ID, a.ConversationID, a.Seq, a.Type, a.Sender, a.InsertedAt = l.tenant, *aid, *conv, *seq, *typ, *sender, *inserted
-		l.open = append(l.open, open{id: *id, attempts: *attempts, wait: seconds(*wait), activity: a})
+		r.lane.open = append(r.lane.open, open{id: *id, attempts: *attempts, wait: seconds(*wait), activity: a})
+		r.lane.full = len(r.lane.open) == readAhead
 	}
-	if l != nil {
-		l.full = len(l.open) == readAhead
-	}
-	return l, rows.Err()
+	return rows.Err()
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// When the first open delivery of a slot is due that readLane did not return; read after the lane's wakes.
+// When the first open delivery of a slot is due that readLanes did not return; read after the lane's wakes.
 const queryNextInSlot = `
 SELECT extract(epoch FROM min(next_at) - now())::float8 FROM deliveries WHERE lane_id = $1 AND status = 'pending'`
 
@@ -192,6 +199,7 @@ WITH o AS MATERIALIZED (
     AS o (tenant_id, attempt_id, activity_id, delivery_id, channel_id, lane_id, token,
         number, outcome, attempt_reason, status_code, error, response, age_ms, duration_ms,
         status, reason, delay_ms, provider_id)
+    LIMIT $20
 ), attempt AS (
     INSERT INTO attempts (tenant_id, id, activity_id, delivery_id, number, outcome, reason, status_code, error, response,
         started_at, duration_ms)
@@ -217,15 +225,15 @@ WHERE d.tenant_id = o.tenant_id AND d.id = o.delivery_id AND d.activity_id = o.a
 RETURNING d.id`
 
 // The lanes of a group whose turn has ended: wakes -1 ends it in any case, else only if nobody woke the lane since. They
-// are locked in the order in which EnqueueTx locks them.
+// come, and are locked, in the order in which EnqueueTx locks them.
 const queryEndTurns = `
 UPDATE lanes l SET lease_token = NULL, lease_until = NULL, next_at = now() + s.delay_ms * interval '1 millisecond'
 FROM (
     SELECT x.id, e.delay_ms
-    FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[]) AS e (lane_id, token, wakes, delay_ms)
-    JOIN lanes x ON x.id = e.lane_id
-    WHERE x.lease_token = e.token AND (e.wakes = -1 OR x.wakes = e.wakes)
-    ORDER BY x.channel_id, x.conversation_id FOR NO KEY UPDATE OF x
+    FROM (SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[]) AS u (lane_id, token, wakes, delay_ms) LIMIT $5) e
+    CROSS JOIN LATERAL (
+        SELECT id FROM lanes WHERE id = e.lane_id AND lease_token = e.token AND (e.wakes = -1 OR wakes = e.wakes)
+        FOR NO KEY UPDATE) x
 ) s
 WHERE l.id = s.id
 RETURNING l.id`
@@ -244,6 +252,7 @@ func (s *Service) storeOutcomes(ctx context.Context, group []*outcome) error {
 		endWakes            []int64
 		endDelays           []*int64
 	)
+	var ends []*outcome
 	for _, o := range group {
 		if a := o.attempt; a != nil {
 			tenantIDs, attemptIDs, activities = append(tenantIDs, o.lane.tenant), append(attemptIDs, a.id), append(activities, a.activityID)
@@ -258,10 +267,14 @@ func (s *Service) storeOutcomes(ctx context.Context, group []*outcome) error {
 			delays = append(delays, a.delay.Milliseconds())
 			providers = append(providers, text(a.outcome.ProviderMessageID))
 		}
-		if e := o.end; e != nil {
-			endLanes, endTokens, endWakes = append(endLanes, o.lane.job.LaneID), append(endTokens, o.lane.job.LeaseToken), append(endWakes, e.wakes)
-			endDelays = append(endDelays, e.delayMS())
+		if o.end != nil {
+			ends = append(ends, o)
 		}
+	}
+	slices.SortFunc(ends, func(a, b *outcome) int { return a.lane.laneKey().compare(b.lane.laneKey()) })
+	for _, o := range ends {
+		endLanes, endTokens = append(endLanes, o.lane.job.LaneID), append(endTokens, o.lane.job.LeaseToken)
+		endWakes, endDelays = append(endWakes, o.end.wakes), append(endDelays, o.end.delayMS())
 	}
 	batch := &pgx.Batch{}
 	counted, ended := map[uuid.UUID]bool{}, map[uuid.UUID]bool{}
@@ -276,11 +289,11 @@ func (s *Service) storeOutcomes(ctx context.Context, group []*outcome) error {
 	}
 	if len(ids) > 0 {
 		batch.Queue(queryOutcomes, tenantIDs, attemptIDs, activities, ids, channels, lanes, tokens,
-			numbers, outcomes, attemptReasons, codes, errs, responses, ages, durations, statuses, reasons, delays, providers,
+			numbers, outcomes, attemptReasons, codes, errs, responses, ages, durations, statuses, reasons, delays, providers, len(ids),
 		).Query(collect(counted))
 	}
-	if len(endLanes) > 0 {
-		batch.Queue(queryEndTurns, endLanes, endTokens, endWakes, endDelays).Query(collect(ended))
+	if len(ends) > 0 {
+		batch.Queue(queryEndTurns, endLanes, endTokens, endWakes, endDelays, len(endLanes)).Query(collect(ended))
 	}
 	// Statements that are sent together without BEGIN are one transaction.
 	if err := s.pool.SendBatch(ctx, batch).Close(); err != nil {

@@ -134,7 +134,7 @@ func (d *directory) Current(_ context.Context, tenant tenants.ID, id uuid.UUID, 
 	return &ch, nil
 }
 
-// newWorld makes a database and a service whose outcome writers run; hand-over and work are the test's, see drain.
+// newWorld makes a database and a service whose readers and writers run; hand-over and work are the test's, see drain.
 func newWorld(t testing.TB, o Options) *world {
 	t.Helper()
 	url := pgtest.New(t)
@@ -153,9 +153,7 @@ func (w *world) node(t testing.TB, pool *pgxpool.Pool, o Options) *Service {
 	s.SetJobs(w.queue)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	for range outcomeWriters {
-		wg.Go(func() { s.writeOutcomes(ctx) })
-	}
+	s.serveWorkers(ctx, &wg)
 	t.Cleanup(func() { cancel(); wg.Wait() })
 	return s
 }
