@@ -9,7 +9,7 @@
 // only added to.
 //
 //	kind               queue        tries  argument
-//	lane               lanes        1      lane_id, lease_token: the lane itself is the retry
+//	lane               lanes        1      lanes, each lane_id and lease_token: the lane itself is the retry
 //	inbound            inbound      10     tenant_id, event_id; one open job per event, but for runs by hand
 //	ensure_partitions  maintenance  10     daily: the months ahead
 //	prune              maintenance  3      hourly: keys and provider ids older than 30 days

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -58,7 +61,8 @@ type InboundProcessor interface {
 
 // Options of a [Client]. Zero members take the default in brackets.
 type Options struct {
-	// Workers is the number of lanes that this node works at once; an attempt that waits holds no database connection [500].
+	// Workers is the number of lane jobs, of up to 8 lanes, that this node works at once; an attempt that waits holds no
+	// database connection [500].
 	Workers int
 	// InboundWorkers is the number of inbound events that this node works at once; they do hold connections [50].
 	InboundWorkers int
@@ -162,8 +166,14 @@ func (c *Client) Run(ctx context.Context) error {
 	return nil
 }
 
+// lanesPerJob bounds the lanes of one job. A job costs the database as much as a delivery does; a larger one would be worked
+// by one node while others stand idle.
+const lanesPerJob = 8
+
 // laneArgs is the stored form of a lane job.
-type laneArgs struct{ delivery.LaneJob }
+type laneArgs struct {
+	Lanes []delivery.LaneJob `json:"lanes"`
+}
 
 // Kind implements river.JobArgs.
 func (laneArgs) Kind() string { return "lane" }
@@ -175,9 +185,9 @@ func (laneArgs) InsertOpts() river.InsertOpts {
 
 // InsertLanesTx implements [delivery.Jobs].
 func (c *Client) InsertLanesTx(ctx context.Context, tx pgx.Tx, lanes []delivery.LaneJob) error {
-	params := make([]river.InsertManyParams, len(lanes))
-	for i, l := range lanes {
-		params[i].Args = laneArgs{l}
+	var params []river.InsertManyParams
+	for some := range slices.Chunk(lanes, lanesPerJob) {
+		params = append(params, river.InsertManyParams{Args: laneArgs{some}})
 	}
 	if _, err := c.river.InsertManyFastTx(ctx, tx, params); err != nil {
 		return fmt.Errorf("queue %d lanes: %w", len(lanes), err)
@@ -190,9 +200,22 @@ type laneWorker struct {
 	c *Client
 }
 
-// Work implements river.Worker.
+// Work implements river.Worker: the job's lanes are worked at once, so that none waits for another's receiver.
 func (w *laneWorker) Work(ctx context.Context, job *river.Job[laneArgs]) error {
-	return w.c.deliverer.Work(ctx, job.Args.LaneJob)
+	errs := make([]error, len(job.Args.Lanes))
+	var wg sync.WaitGroup
+	for i, lane := range job.Args.Lanes {
+		wg.Go(func() {
+			defer func() {
+				if v := recover(); v != nil { // River's recovery does not reach here
+					errs[i] = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
+				}
+			}()
+			errs[i] = w.c.deliverer.Work(ctx, lane)
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 // inboundArgs is the stored form of an inbound job.

@@ -280,6 +280,44 @@ func TestLaneJobHasOneTry(t *testing.T) {
 	})
 }
 
+// TestLanesOfAJobAreWorkedAtOnce: none waits for another, and the one that crashes takes no other with it.
+func TestLanesOfAJobAreWorkedAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 0)
+	lanes := make([]delivery.LaneJob, lanesPerJob+1)
+	for i := range lanes {
+		lanes[i] = delivery.LaneJob{LaneID: newID(), LeaseToken: newID()}
+	}
+	var together sync.WaitGroup
+	together.Add(len(lanes))
+	var ended atomic.Int64
+	var log logs
+	c := newClient(t, w.pool, worker(func(_ context.Context, job delivery.LaneJob) error {
+		together.Done()
+		together.Wait()
+		if job == lanes[0] {
+			panic("boom")
+		}
+		ended.Add(1)
+		return nil
+	}), Options{Logger: log.logger()})
+	defer run(t, c.Run)()
+	err := pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error { return c.InsertLanesTx(t.Context(), tx, lanes) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "one job discarded, one completed", func() bool {
+		return count(t, w.pool, `SELECT count(*) FROM river_job WHERE kind = 'lane' AND state = 'discarded'`) == 1 &&
+			count(t, w.pool, `SELECT count(*) FROM river_job WHERE kind = 'lane' AND state = 'completed'`) == 1
+	})
+	if n := ended.Load(); n != lanesPerJob {
+		t.Errorf("%d lanes were worked to their end, want %d", n, lanesPerJob)
+	}
+	if !strings.Contains(log.String(), "boom") {
+		t.Errorf("the log does not name the panic:\n%s", log.String())
+	}
+}
+
 // TestStoredForms: jobs outlive deployments.
 func TestStoredForms(t *testing.T) {
 	t.Parallel()
@@ -289,7 +327,7 @@ func TestStoredForms(t *testing.T) {
 		kind string
 		json string
 	}{
-		{laneArgs{delivery.LaneJob{LaneID: id, LeaseToken: id}}, "lane", `{"lane_id":"00000000-0000-0000-0000-000000000001","lease_token":"00000000-0000-0000-0000-000000000001"}`},
+		{laneArgs{[]delivery.LaneJob{{LaneID: id, LeaseToken: id}}}, "lane", `{"lanes":[{"lane_id":"00000000-0000-0000-0000-000000000001","lease_token":"00000000-0000-0000-0000-000000000001"}]}`},
 		{inboundArgs{TenantID: id, EventID: id}, "inbound", `{"tenant_id":"00000000-0000-0000-0000-000000000001","event_id":"00000000-0000-0000-0000-000000000001"}`},
 		{ensurePartitions{}, "ensure_partitions", `{}`},
 		{prune{}, "prune", `{}`},
