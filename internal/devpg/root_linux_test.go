@@ -100,6 +100,22 @@ func TestRootFallsBackToAnOpenFolder(t *testing.T) {
 	}
 }
 
+// A try that fails leaves no folder behind that would be closed to the next one.
+func TestFailedTriesLeaveNoFolders(t *testing.T) {
+	t.Parallel()
+	needRoot(t)
+	home, fallback := newDir(t), newDir(t)
+	missing := Binaries{Dir: filepath.Join(home, "nowhere"), Major: 99}
+	if _, _, err := settleAs(t.Context(), append(namespaceTries(), dropTries()...), missing, "pg99", home, fallback); err == nil {
+		t.Fatal("settled with programs that are not there")
+	}
+	for _, h := range []string{home, fallback} {
+		if left, err := os.ReadDir(h); err != nil || len(left) > 0 {
+			t.Errorf("left in %s: %v, %v", h, left, err)
+		}
+	}
+}
+
 // Data made by an ordinary user stay that user's when root starts the server.
 func TestRootUsesDataAsTheirOwner(t *testing.T) {
 	t.Parallel()
