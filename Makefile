@@ -20,11 +20,12 @@ help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-z-]*:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: run
-run: build postgres ## Start a hub with a private database and a demo tenant, and print what to paste next (ARGS="--addr …")
+run: build $(if $(findstring --database-url,$(ARGS)),,postgres) ## Start a hub with a private database and a demo tenant, and print what to paste next (ARGS="--addr …")
 	@exec $(BIN) dev $(ARGS)
 
 .PHONY: build
 build: ## Build bin/server
+	@[ -x $(BIN) ] || echo "Building $(BIN); the first time takes some minutes …" >&2
 	@$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/server
 
 .PHONY: postgres
