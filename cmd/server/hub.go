@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -49,14 +48,6 @@ type hub struct {
 	deliveries *delivery.Service
 	jobs       *jobs.Client
 	handler    http.Handler
-}
-
-func newLogger(cfg Config, w io.Writer) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: cfg.LogLevel}
-	if cfg.LogFormat == "text" {
-		return slog.New(slog.NewTextHandler(w, opts))
-	}
-	return slog.New(slog.NewJSONHandler(w, opts))
 }
 
 // newBox makes the box that seals secrets, from CLOAK_KEY and the retired ones.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -92,7 +93,12 @@ func Open(ctx context.Context, url string, o Options) (*pgxpool.Pool, error) {
 	setDefault(conn.RuntimeParams, "idle_in_transaction_session_timeout", idleInTransactionTimeout)
 
 	// Only a server that takes writes is of use to us; with several hosts in the URL the next one is tried.
-	conn.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+	conn.ValidateConnect = func(ctx context.Context, c *pgconn.PgConn) error {
+		if err := checkVersion(c.ParameterStatus("server_version")); err != nil {
+			return err
+		}
+		return pgconn.ValidateConnectTargetSessionAttrsReadWrite(ctx, c)
+	}
 	// A session that lives on after its server turned read-only would fail every write until it aged out of the pool
 	// (and keep a job leader from ever working again). The refusal itself closes it; no check per query is needed.
 	fatal := conn.OnPgError
@@ -115,4 +121,16 @@ func setDefault(params map[string]string, name string, d time.Duration) {
 	if _, ok := params[name]; !ok {
 		params[name] = strconv.FormatInt(d.Milliseconds(), 10)
 	}
+}
+
+// MinVersion is the oldest major version of the server that the program's statements are tested with.
+const MinVersion = 15
+
+// checkVersion refuses a server that is too old. What can't be read, such as a proxy's own words, passes.
+func checkVersion(version string) error {
+	major, _, _ := strings.Cut(strings.TrimSpace(version), ".")
+	if n, err := strconv.Atoi(major); err == nil && n < MinVersion {
+		return fmt.Errorf("the server is Postgres %s; version %d or newer is needed", version, MinVersion)
+	}
+	return nil
 }
