@@ -29,6 +29,8 @@ type cli struct {
 	Inbound  inboundCmd  `cmd:"" help:"Look at received webhooks, and process one again (through the management API)."`
 	Simulate simulateCmd `cmd:"" help:"Play a provider or a receiver, to try a hub without one."`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
+
+	ShowVersion kong.VersionFlag `name:"version" help:"Print the version."`
 }
 
 // run is the whole program but for the process around it: the tests start it the same way.
@@ -38,6 +40,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		kong.Name("server"),
 		kong.Description("Converger: a self-hosted, multi-tenant messaging hub."),
 		kong.UsageOnError(),
+		kong.Vars{"version": "converger " + version},
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(int) { exited = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),

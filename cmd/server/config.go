@@ -124,7 +124,7 @@ var settings = []setting{
 		}},
 
 	{name: "SECRET_KEY_BASE", required: true, secret: true,
-		doc: "At least 64 random bytes of text (`openssl rand -base64 64`). Client tokens, cursors and limiter keys derive from it; the same on every node.",
+		doc: "At least 64 random bytes of text (`openssl rand -hex 64`). Client tokens, cursors and limiter keys derive from it; the same on every node.",
 		set: func(c *Config, v string) error {
 			c.SecretKeyBase = secrets.Text(v)
 			return strongSecret(v)
@@ -227,7 +227,12 @@ var settings = []setting{
 		set: intBetween(func(c *Config) *int { return &c.Workers }, 1, 10000)},
 
 	{name: "LOG_LEVEL", def: "info", doc: "`debug`, `info`, `warn` or `error`.",
-		set: func(c *Config, v string) error { return c.LogLevel.UnmarshalText([]byte(v)) }},
+		set: func(c *Config, v string) error {
+			if c.LogLevel.UnmarshalText([]byte(v)) != nil {
+				return fmt.Errorf("must be debug, info, warn or error, not %q", v)
+			}
+			return nil
+		}},
 	{name: "LOG_FORMAT", def: "json", doc: "`json` or `text`.",
 		set: func(c *Config, v string) error {
 			if v != "json" && v != "text" {
@@ -325,16 +330,16 @@ func setRateLimits(c *Config, v string) (err error) {
 // strongSecret refuses what somebody could guess: too short, too even, or known from examples.
 func strongSecret(v string) error {
 	if len(v) < minSecretBytes {
-		return fmt.Errorf("has %d bytes and needs at least %d; make one with: openssl rand -base64 64", len(v), minSecretBytes)
+		return fmt.Errorf("has %d bytes and needs at least %d; make one with: openssl rand -hex 64", len(v), minSecretBytes)
 	}
 	lower := strings.ToLower(v)
 	for _, k := range knownSecrets {
 		if strings.Count(lower, k)*len(k) > len(v)/4 {
-			return fmt.Errorf("is made of the well-known word %q; make one with: openssl rand -base64 64", k)
+			return fmt.Errorf("is made of the well-known word %q; make one with: openssl rand -hex 64", k)
 		}
 	}
 	if entropyBits(v) < 200 {
-		return errors.New("is too regular to be random; make one with: openssl rand -base64 64")
+		return errors.New("is too regular to be random; make one with: openssl rand -hex 64")
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
@@ -12,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/google/uuid"
@@ -44,11 +46,23 @@ func (c devCmd) Run(e *env) (err error) {
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return err
 	}
+	// The address first: it is what is taken most often, and costs nothing to try.
+	var lc net.ListenConfig
+	listener, err := lc.Listen(ctx, "tcp", c.Addr)
+	if err != nil {
+		return fmt.Errorf("listen: %w\nAnother program has the address; choose one with --addr 127.0.0.1:4001 (make run ARGS=\"--addr 127.0.0.1:4001\")", err)
+	}
+	defer func() { _ = listener.Close() }() // once it serves, the server closes it
+	base := "http://" + reachable(listener.Addr())
+
 	url := c.DatabaseURL
 	if url == "" {
 		fmt.Fprintf(e.stderr, "Starting a private Postgres in %s …\n", c.Dir)
 		pg, err := devpg.Start(ctx, devpg.Config{
 			Dir: filepath.Join(c.Dir, "postgres"), BinDir: e.getenv("PG_BIN"), VendoredDir: filepath.Join(".cache", "pg")})
+		if errors.Is(err, devpg.ErrRunning) {
+			return fmt.Errorf("%w: --dir .dev2 --addr 127.0.0.1:4001", err)
+		}
 		if err != nil {
 			return err
 		}
@@ -61,14 +75,6 @@ func (c devCmd) Run(e *env) (err error) {
 		}()
 		url = pg.URL()
 	}
-
-	var lc net.ListenConfig
-	listener, err := lc.Listen(ctx, "tcp", c.Addr)
-	if err != nil {
-		return fmt.Errorf("listen: %w\nAnother program has the address; choose one with --addr 127.0.0.1:4001", err)
-	}
-	defer func() { _ = listener.Close() }() // once it serves, the server closes it
-	base := "http://" + listener.Addr().String()
 
 	getenv, err := c.environment(e.getenv, url, base)
 	if err != nil {
@@ -110,6 +116,14 @@ func (c devCmd) Run(e *env) (err error) {
 		err = errors.Join(err, cause)
 	}
 	return err
+}
+
+// reachable is the address by which a program on this machine reaches a listener on all its addresses.
+func reachable(a net.Addr) string {
+	if tcp, ok := a.(*net.TCPAddr); ok && tcp.IP.IsUnspecified() {
+		return net.JoinHostPort("127.0.0.1", strconv.Itoa(tcp.Port))
+	}
+	return a.String()
 }
 
 // environment puts the defaults of a development hub below the real environment. The database is never taken from the
@@ -175,8 +189,11 @@ func (c devCmd) secrets() (devSecrets, error) {
 
 // writeJSON replaces a file whole, readable by its owner only.
 func writeJSON(file string, v any) error {
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false) // people and sed read the URLs in it
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
 		return err
 	}
 	tmp, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*") // 0600
@@ -184,7 +201,7 @@ func writeJSON(file string, v any) error {
 		return err
 	}
 	defer func() { _ = os.Remove(tmp.Name()) }() // gone already when it was renamed
-	if _, err := tmp.Write(append(b, '\n')); err != nil {
+	if _, err := tmp.Write(b.Bytes()); err != nil {
 		tmp.Close()
 		return err
 	}
@@ -365,24 +382,26 @@ func (c devCmd) welcome(w io.Writer, d demo) {
 	}
 	fmt.Fprintf(w, `
 Converger is running on %[1]s with the tenant %[2]q. Stop it with Ctrl-C; the data stay in %[3]s.
-Everything below is also in %[3]s/demo.json. Paste these into another terminal:
+The ids and keys below are also in %[3]s/demo.json. Paste this into a second terminal, in the same folder:
 
-# 1. Let an endpoint of your own receive deliveries (leave it running)
-%[4]s simulate receiver%[5]s%[9]s
+# 1. Let an endpoint of your own receive deliveries, in the background
+%[4]s simulate receiver%[5]s%[9]s &
 
 # 2. Open a conversation and post an activity; the receiver shows its delivery
 KEY=%[6]s
-CONVERSATION=$(curl -s %[1]s/api/v1/conversations -H "x-api-key: $KEY" -H 'content-type: application/json' \
-  -d '{"channel_id":"%[7]s"}' | sed -E 's/.*"id":"([^"]+)".*/\1/')
-curl -s %[1]s/api/v1/conversations/$CONVERSATION/activities -H "x-api-key: $KEY" \
+CONVERSATION=$(curl -sS %[1]s/api/v1/conversations -H "x-api-key: $KEY" -H 'content-type: application/json' \
+  -d '{"channel_id":"%[7]s"}' | tee /dev/stderr | sed -nE 's/^\{"data":\{"id":"([^"]+)".*/\1/p')
+curl -sS %[1]s/api/v1/conversations/$CONVERSATION/activities -H "x-api-key: $KEY" \
   -H 'content-type: application/json' -H 'idempotency-key: first' -d '{"text":"Hello from curl"}'; echo
 
 # 3. Receive a signed WhatsApp batch (two texts, an image, a status) and list what it became
-%[4]s simulate whatsapp%[5]s
-curl -s "%[1]s/api/v1/conversations?channel_id=%[8]s" -H "x-api-key: $KEY"; echo
+%[4]s simulate whatsapp%[5]s && sleep 1
+CHAT=$(curl -sS "%[1]s/api/v1/conversations?channel_id=%[8]s" -H "x-api-key: $KEY" | sed -nE 's/^\{"data":\[\{"id":"([^"]+)".*/\1/p')
+curl -sS "%[1]s/api/v1/conversations/$CHAT/activities" -H "x-api-key: $KEY"; echo
+%[4]s inbound list%[5]s
 
 # 4. Overdo it: 300 posts at once, of which 100 a second are accepted
-curl --no-progress-meter -Z --parallel-max 50 -o /dev/null -w '%%{http_code}\n' "%[1]s/api/v1/conversations/$CONVERSATION/activities?[1-300]" \
+curl -s -Z --no-progress-meter --parallel-max 50 -o /dev/null -w '%%{http_code}\n' "%[1]s/api/v1/conversations/$CONVERSATION/activities?[1-300]" \
   -H "x-api-key: $KEY" -H 'content-type: application/json' -d '{"text":"again"}' | sort | uniq -c
 
 `, d.BaseURL, d.Tenant.Name, c.Dir, program, dir, d.Tenant.APIKey, d.Channels["webhook"].ID, d.Channels["whatsapp_meta"].ID, addr)

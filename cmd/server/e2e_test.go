@@ -143,7 +143,7 @@ func TestNewcomer(t *testing.T) {
 	}
 	said := first.out.String()
 	pasted := paste(t, said, own.url)
-	for _, want := range []string{`"text":"Hello from curl"`, "text, text, image, status sent", "1 as expected", `"external_id":"`} {
+	for _, want := range []string{`"text":"Hello from curl"`, "text, text, image, status sent", "1 as expected", "Is the shop open?", "processed"} {
 		if !strings.Contains(pasted, want) {
 			t.Errorf("the pasted lines did not show %s:\n%s", want, pasted)
 		}
@@ -213,7 +213,7 @@ func paste(t *testing.T, said, receiver string) string {
 			t.Fatalf("%s is needed to paste what is printed: %v", tool, err)
 		}
 	}
-	_, lines, ok := strings.Cut(said, "into another terminal:\n")
+	_, lines, ok := strings.Cut(said, "in the same folder:\n")
 	if !ok {
 		t.Fatalf("nothing to paste in:\n%s", said)
 	}
@@ -232,7 +232,7 @@ func paste(t *testing.T, said, receiver string) string {
 		}
 		script.WriteString(line)
 	}
-	if receivers != 1 || strings.Count(script.String(), "curl -") != 5 {
+	if receivers != 1 || strings.Count(lines, "curl -") != 5 {
 		t.Errorf("unexpected lines to paste:\n%s", lines)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -54,6 +54,9 @@ func (f managementFlags) call(ctx context.Context, method, path string, query ur
 	if base == "" || token == "" {
 		return errors.New("which hub, and by whose token? Pass --base-url and --token (server operator create makes one), or start `server dev`")
 	}
+	if !strings.HasPrefix(base, "http://") && !strings.HasPrefix(base, "https://") {
+		return fmt.Errorf("--base-url must begin with http:// or https://, not %q", base)
+	}
 	var body io.Reader
 	if in != nil {
 		b, err := json.Marshal(in)
@@ -107,7 +110,7 @@ type inboundEvent struct {
 
 type inboundListCmd struct {
 	managementFlags
-	State   string `help:"Only those that are ${enum}." enum:"received,processed,rejected,failed," default:""`
+	State   string `help:"Only those that are received, processed, rejected or failed." enum:"received,processed,rejected,failed," default:"" placeholder:"STATE"`
 	Tenant  string `help:"Only this tenant's." placeholder:"ID"`
 	Channel string `help:"Only this channel's." placeholder:"ID"`
 	Limit   int    `help:"Most to show." default:"50"`
@@ -146,7 +149,7 @@ func (c inboundListCmd) Run(e *env) error {
 		return err
 	}
 	if page.Meta.HasMore {
-		fmt.Fprintln(e.stdout, "There are more; narrow the list or raise --limit.")
+		fmt.Fprintln(e.stderr, "There are more; narrow the list or raise --limit.")
 	}
 	return nil
 }

@@ -36,8 +36,8 @@ func (f databaseFlag) open(e *env) (*pgxpool.Pool, error) {
 type operatorCreateCmd struct {
 	databaseFlag
 	Name    string        `arg:"" help:"Whose token it is, for the list and the audit log."`
-	Scope   []string      `help:"read, write; both by default." placeholder:"SCOPE"`
-	Expires time.Duration `help:"Life of the token; none by default." placeholder:"2160h"`
+	Scope   []string      `help:"What it may do, ${enum}; both by default." enum:"read,write" placeholder:"SCOPE"`
+	Expires time.Duration `help:"Life of the token, such as 2160h; without it the token does not expire." placeholder:"DURATION"`
 }
 
 func (c operatorCreateCmd) Run(e *env) error {

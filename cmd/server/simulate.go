@@ -119,7 +119,7 @@ var errNoSecret = errors.New("which secret? Pass --secret; the demo's file knows
 type simulateWhatsAppCmd struct {
 	sendFlags
 	PhoneNumberID string `help:"The business's phone number id; default is the demo's." placeholder:"ID"`
-	Statuses      int    `help:"Statuses in all; 0 is one, -1 is none." default:"0" placeholder:"N"`
+	Statuses      int    `help:"Statuses in all." default:"1" placeholder:"N"`
 	People        int    `help:"How many people write; every second one has a username and no number." default:"1"`
 	Batch         int    `help:"Most items in one body." default:"10"`
 }
@@ -129,9 +129,13 @@ func (c simulateWhatsAppCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
+	statuses := c.Statuses
+	if statuses == 0 {
+		statuses = -1 // the library's word for none
+	}
 	w := simulate.WhatsAppOptions{
 		SendOptions: o, AppSecret: cmp.Or(c.Secret, hub.AppSecret), PhoneNumberID: cmp.Or(c.PhoneNumberID, hub.PhoneID),
-		Statuses: c.Statuses, People: c.People, Batch: c.Batch,
+		Statuses: statuses, People: c.People, Batch: c.Batch,
 	}
 	if w.AppSecret == "" {
 		return errNoSecret
@@ -170,14 +174,14 @@ type simulateReceiverCmd struct {
 	ShowBody       bool          `help:"Print each body."`
 	Status         int           `help:"Answer with this status." default:"0"`
 	RetryAfter     time.Duration `help:"Send Retry-After with it."`
-	FailFirst      int           `help:"Misbehave for the first N attempts of each delivery only." placeholder:"N"`
-	FailRate       float64       `help:"Misbehave for this part of the attempts, 0 to 1."`
-	Seed           uint64        `help:"Choose the same attempts again."`
+	FailFirst      int           `help:"Misbehave for the first N attempts of each delivery only; the hub's first retries come after 30 s and 90 s." placeholder:"N"`
+	FailRate       float64       `help:"Misbehave for this part of the attempts, 0 to 1." placeholder:"0.5"`
+	Seed           uint64        `help:"Choose the same attempts again." placeholder:"N"`
 	Delay          time.Duration `help:"Wait before answering."`
 	Hang           bool          `help:"Never answer."`
 	DropConnection bool          `help:"Close the connection without an answer."`
 	Redirect       string        `help:"Redirect to this URL."`
-	HugeBody       int64         `help:"Answer with a body of this many bytes."`
+	HugeBody       int64         `help:"Answer with a body of this many bytes." placeholder:"N"`
 	SlowBody       time.Duration `help:"Send the answer's body over this time."`
 	Yes            bool          `help:"Listen on another address than loopback."`
 }
@@ -188,8 +192,13 @@ func (c simulateReceiverCmd) Run(e *env) error {
 		return err
 	}
 	known := c.Secret
-	if hub, ok := d.Channels["webhook"]; ok && len(known) == 0 {
+	switch hub, ok := d.Channels["webhook"]; {
+	case len(known) > 0:
+	case ok:
 		known = []string{hub.Secret}
+		fmt.Fprintln(e.stdout, "Signatures are checked with the secret of the demo's webhook channel.")
+	default:
+		fmt.Fprintf(e.stdout, "Signatures are not checked: there is no %s in %s. Pass --secret.\n", demoFile, c.Dir)
 	}
 	return simulate.Receiver(e.ctx, simulate.ReceiverOptions{
 		Addr: c.Addr, Secrets: known, Out: e.stdout, ShowBody: c.ShowBody, Yes: c.Yes,
