@@ -220,7 +220,7 @@ func paste(t *testing.T, said, receiver string) string {
 	var script strings.Builder
 	// A refusal is a failure, but for the line that provokes one.
 	script.WriteString("set -euo pipefail\n" +
-		`curl() { case " $* " in *" -Z "*) command curl "$@";; *) command curl --fail-with-body "$@";; esac; }` + "\n")
+		`curl() { case " $* " in *" -Z "*) command curl "$@";; *) command curl --fail-with-body "$@";; esac; }` + "\n# ")
 	receivers := 0
 	for line := range strings.Lines(lines) {
 		if strings.Contains(line, " simulate receiver") {

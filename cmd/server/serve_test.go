@@ -123,14 +123,14 @@ func TestStopUnderLoad(t *testing.T) {
 	for line := range strings.Lines(p.log.String()) {
 		var entry struct {
 			Level, Msg, Service string
-			Took                *int64
+			TookMS              *float64 `json:"took_ms"`
 		}
 		if err := json.Unmarshal([]byte(line), &entry); err != nil {
 			t.Errorf("the log is not JSON: %s", line)
 		}
 		if entry.Msg == "stopped" {
 			order = append(order, entry.Service)
-			if entry.Took == nil {
+			if entry.TookMS == nil {
 				t.Errorf("a step without its time: %s", line)
 			}
 		}
