@@ -156,7 +156,8 @@ CREATE TABLE activities (
     conversation_id uuid NOT NULL,
     seq             bigint NOT NULL,
     type            text NOT NULL,
-    sender          text NOT NULL,
+    sender          text NOT NULL, -- the name shown
+    author          text NOT NULL DEFAULT '', -- who wrote it, as the program knows them: decides who may edit
     text            text,
     attachments     jsonb NOT NULL DEFAULT '[]',
     metadata        jsonb NOT NULL DEFAULT '{}',

@@ -30,6 +30,9 @@ const (
 	StatusClosed = "closed"
 )
 
+// AuthorTenant is the author of what a tenant's own servers write: they are trusted with every sender of theirs.
+const AuthorTenant = "tenant"
+
 // SenderSystem is the sender of activities that the program writes itself.
 const SenderSystem = "system"
 
@@ -115,8 +118,11 @@ type New struct {
 	// BodyHash tells a repeat from another body under the same key. [Validate] computes it when it is nil.
 	BodyHash []byte
 
-	Type        string // "" becomes TypeMessage
-	Sender      string
+	Type   string // "" becomes TypeMessage
+	Sender string // the name shown; callers that choose it freely are told apart by Author
+	// Author is who writes: AuthorTenant, or what names one user or participant within the tenant. An edit or deletion needs
+	// the author of the original, or the tenant itself naming its sender. "" can't edit anything.
+	Author      string
 	Text        *string
 	Attachments []json.RawMessage
 	Metadata    json.RawMessage // an object; nil or null becomes {}

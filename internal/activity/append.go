@@ -62,8 +62,8 @@ JOIN locked l ON l.id = f.conversation_id`
 	// insertSQL claims, locks, numbers and inserts.
 	insertSQL = inputCTE + `, content AS (
     SELECT *
-    FROM unnest($8::uuid[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::uuid[])
-        AS t (id, type, sender, text, attachments, metadata, reply_to_id)
+    FROM unnest($8::uuid[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::uuid[], $15::text[])
+        AS t (id, type, sender, text, attachments, metadata, reply_to_id, author)
 ), bumped AS (
     UPDATE conversations c
     SET last_seq = c.last_seq + l.items, updated_at = now()
@@ -72,8 +72,8 @@ JOIN locked l ON l.id = f.conversation_id`
     RETURNING c.id, c.channel_id, c.participant_id, c.last_seq - l.items AS base
 ), inserted AS (
     INSERT INTO activities
-        (tenant_id, id, conversation_id, seq, type, sender, text, attachments, metadata, idempotency_key, reply_to_id)
-    SELECT f.tenant_id, f.id, f.conversation_id, b.base + f.nth, t.type, t.sender, t.text,
+        (tenant_id, id, conversation_id, seq, type, sender, author, text, attachments, metadata, idempotency_key, reply_to_id)
+    SELECT f.tenant_id, f.id, f.conversation_id, b.base + f.nth, t.type, t.sender, t.author, t.text,
         t.attachments::jsonb, t.metadata::jsonb, nullif(f.key, ''),
         nullif(t.reply_to_id, '00000000-0000-0000-0000-000000000000')
     FROM fresh f
@@ -101,7 +101,7 @@ USING unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) AS i (tenant_id, co
 WHERE k.tenant_id = i.tenant_id AND k.conversation_id = i.conversation_id AND k.caller = i.caller AND k.key = i.key`
 
 	repliedSQL = `
-SELECT i.ord, a.conversation_id, a.type, a.sender, a.deleted_at IS NOT NULL
+SELECT i.ord, a.conversation_id, a.type, a.sender, a.author, a.deleted_at IS NOT NULL
 FROM unnest($1::uuid[], $2::uuid[]) WITH ORDINALITY AS i (tenant_id, id, ord)
 JOIN activities a ON a.tenant_id = i.tenant_id AND a.id = i.id`
 
@@ -282,19 +282,20 @@ type columns struct {
 	entries                                          []int // which entry each row is
 	tenant, conversation, channel, id, replyTo       []uuid.UUID
 	caller, key, kind, sender, attachments, metadata []string
+	author                                           []string
 	text                                             []*string
 	hash                                             [][]byte
 	claim                                            []bool
 }
 
 func newColumns(n int) *columns {
-	ids, words := make([]uuid.UUID, 5*n), make([]string, 6*n)
+	ids, words := make([]uuid.UUID, 5*n), make([]string, 7*n)
 	id := func(i int) []uuid.UUID { return ids[i*n : i*n : (i+1)*n] }
 	word := func(i int) []string { return words[i*n : i*n : (i+1)*n] }
 	return &columns{
 		entries: make([]int, 0, n),
 		tenant:  id(0), conversation: id(1), channel: id(2), id: id(3), replyTo: id(4),
-		caller: word(0), key: word(1), kind: word(2), sender: word(3), attachments: word(4), metadata: word(5),
+		caller: word(0), key: word(1), kind: word(2), sender: word(3), attachments: word(4), metadata: word(5), author: word(6),
 		text: make([]*string, 0, n), hash: make([][]byte, 0, n), claim: make([]bool, 0, n),
 	}
 }
@@ -312,6 +313,7 @@ func (c *columns) add(index int, e *entry) {
 	c.id = append(c.id, e.id)
 	c.kind = append(c.kind, n.Type)
 	c.sender = append(c.sender, n.Sender)
+	c.author = append(c.author, n.Author)
 	c.text = append(c.text, n.Text)
 	c.attachments = append(c.attachments, string(joinArray(n.Attachments)))
 	c.metadata = append(c.metadata, string(n.Metadata))
@@ -323,7 +325,7 @@ func (c *columns) lockArgs() []any {
 }
 
 func (c *columns) insertArgs() []any {
-	return append(c.lockArgs(), c.kind, c.sender, c.text, c.attachments, c.metadata, c.replyTo)
+	return append(c.lockArgs(), c.kind, c.sender, c.text, c.attachments, c.metadata, c.replyTo, c.author)
 }
 
 func orNil(id *uuid.UUID) uuid.UUID {
@@ -395,7 +397,7 @@ func (s *Store) lockAndCheckReplies(ctx context.Context, tx *session, all []entr
 	err = tx.query(ctx, repliedSQL, []any{tenant, target}, func(rows pgx.Rows) error {
 		var ord int64
 		var r replied
-		if err := rows.Scan(&ord, &r.conversation, &r.kind, &r.sender, &r.deleted); err != nil {
+		if err := rows.Scan(&ord, &r.conversation, &r.kind, &r.sender, &r.author, &r.deleted); err != nil {
 			return err
 		}
 		found[ord-1] = r
@@ -430,6 +432,7 @@ func (s *Store) lockAndCheckReplies(ctx context.Context, tx *session, all []entr
 type replied struct {
 	conversation uuid.UUID // uuid.Nil: there is none
 	kind, sender string
+	author       string
 	deleted      bool
 }
 
@@ -448,7 +451,7 @@ func (r *replied) accepts(n *New) error {
 	case r.kind != TypeMessage:
 		return fault.Invalidf(replyPointer, fault.Conflict, "%s needs the id of a message, this is a %s", n.Type, r.kind)
 	case n.Type == TypeMessageReaction:
-	case r.sender != n.Sender:
+	case r.sender != n.Sender, n.Author == "", n.Author != r.author && n.Author != AuthorTenant:
 		return fault.Invalidf(replyPointer, fault.Conflict, "only the sender of a message may change or delete it")
 	case r.deleted:
 		return fault.Invalidf(replyPointer, fault.Conflict, "the message was deleted")

@@ -417,3 +417,38 @@ func parallel(n int, do func(i int)) {
 	}
 	wg.Wait()
 }
+
+// Who may change a message is decided by who wrote it, not by the name shown: an anonymous client is called "user", and so
+// is the tenant's own server.
+func TestEditNeedsTheAuthor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, Options{})
+	by := func(author string, kind string, of *uuid.UUID) New {
+		n := w.message("text")
+		n.Author, n.Type, n.ReplyToID = author, kind, of
+		return n
+	}
+	for _, tt := range []struct {
+		writer, editor string
+		may            bool
+	}{
+		{"user:a", "user:a", true},
+		{"user:a", "user:b", false},
+		{"conversation:1", "conversation:1", true},
+		{AuthorTenant, AuthorTenant, true},
+		{"user:a", AuthorTenant, true}, // the tenant names the sender: it is trusted with that
+		{AuthorTenant, "user:a", false},
+		{AuthorTenant, "conversation:1", false},
+		{AuthorTenant, "", false},
+		{"", "", false},
+	} {
+		original := w.must(t, by(tt.writer, TypeMessage, nil))
+		for _, kind := range []string{TypeMessageUpdate, TypeMessageDelete} {
+			err := w.append(t, by(tt.editor, kind, &original.ID))[0].Err
+			var invalid *fault.Invalid
+			if tt.may && err != nil || !tt.may && !errors.As(err, &invalid) {
+				t.Errorf("%s by %q of what %q wrote: %v", kind, tt.editor, tt.writer, err)
+			}
+		}
+	}
+}

@@ -212,7 +212,7 @@ func (s *Store) setStatus(ctx context.Context, tenant tenants.ID, id uuid.UUID, 
 		return c, false, fmt.Errorf("activity: encode reason: %w", err)
 	}
 	announce := []New{{
-		TenantID: tenant, ConversationID: id, Type: TypeConversationUpdate, Sender: SenderSystem, Internal: true,
+		TenantID: tenant, ConversationID: id, Type: TypeConversationUpdate, Sender: SenderSystem, Author: SenderSystem, Internal: true,
 		Metadata: metadata,
 	}}
 	var after func()

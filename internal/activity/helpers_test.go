@@ -130,7 +130,7 @@ func (w *world) newConversation(t testing.TB) uuid.UUID {
 
 // message is a valid activity for the world's conversation.
 func (w *world) message(text string) New {
-	return New{TenantID: w.tenant, ConversationID: w.conv, Caller: "key:1", Sender: "user", Text: &text}
+	return New{TenantID: w.tenant, ConversationID: w.conv, Caller: "key:1", Sender: "user", Author: AuthorTenant, Text: &text}
 }
 
 func (w *world) keyed(key, text string) New {

@@ -96,6 +96,10 @@ func Validate(n *New) error {
 			attachments[i] = checkAttachment(&bad, i, raw)
 		}
 	}
+	// A misspelt member would else become an empty message in somebody's hands.
+	if bad.Err() == nil && n.Type == TypeMessage && (n.Text == nil || *n.Text == "") && len(n.Attachments) == 0 && string(metadata) == string(emptyObject) {
+		bad.Addf("/text", fault.Required, "a message needs text, an attachment or metadata")
+	}
 	if err := bad.Err(); err != nil {
 		return err
 	}
@@ -238,7 +242,7 @@ func (a *attachment) url(name string) {
 	u, err := url.Parse(s)
 	switch {
 	case err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && u.User == nil:
-	case err == nil && u.Scheme == "" && u.Host == "" && strings.HasPrefix(s, "/") && !strings.Contains(s, `\`):
+	case err == nil && u.Scheme == "" && u.Host == "" && strings.HasPrefix(s, "/") && !strings.HasPrefix(s, "//") && !strings.Contains(s, `\`):
 	default:
 		a.bad.Addf(a.at+"/"+name, fault.Malformed, "must be an http or https URL without credentials, or a path that begins with /")
 	}

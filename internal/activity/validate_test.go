@@ -25,6 +25,26 @@ func fields(err error) []string {
 	return words
 }
 
+func TestEmptyMessage(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		new  New
+		want []string
+	}{
+		"nothing":         {New{Sender: "user"}, []string{"/text required"}},
+		"empty text":      {New{Sender: "user", Text: ptr(""), Metadata: raw(`{ }`)}, []string{"/text required"}},
+		"text":            {New{Sender: "user", Text: ptr("t")}, nil},
+		"attachment":      {New{Sender: "user", Attachments: []json.RawMessage{raw(`{"contentType":"a/b","contentUrl":"/a"}`)}}, nil},
+		"metadata":        {New{Sender: "user", Metadata: raw(`{"a":1}`)}, nil},
+		"no message":      {New{Sender: "user", Type: TypeEvent}, nil},
+		"another mistake": {New{}, []string{"/sender required"}},
+	} {
+		if diff := cmp.Diff(tt.want, fields(Validate(&tt.new))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 func TestValidate(t *testing.T) {
 	t.Parallel()
 	attach := func(texts ...string) New {
@@ -93,6 +113,7 @@ func TestValidate(t *testing.T) {
 		"no media type":             {attach(`{"contentType":"png","contentUrl":"/a"}`), []string{"/attachments/0/contentType malformed"}},
 		"script URL":                {attach(`{"contentType":"a/b","contentUrl":"javascript:alert(1)"}`), []string{"/attachments/0/contentUrl malformed"}},
 		"other host as a path":      {attach(`{"contentType":"a/b","contentUrl":"//example.org/a"}`), []string{"/attachments/0/contentUrl malformed"}},
+		"other host, three slashes": {attach(`{"contentType":"a/b","contentUrl":"///example.org/a"}`), []string{"/attachments/0/contentUrl malformed"}},
 		"other host with backslash": {attach(`{"contentType":"a/b","contentUrl":"/\\example.org/a"}`), []string{"/attachments/0/contentUrl malformed"}},
 		"credentials in the URL":    {attach(`{"contentType":"a/b","contentUrl":"http://u:p@example.org/"}`), []string{"/attachments/0/contentUrl malformed"}},
 		"negative size":             {attach(`{"contentType":"a/b","contentUrl":"/","size":-1}`), []string{"/attachments/0/size out_of_range"}},
@@ -114,6 +135,9 @@ func TestValidate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := tt.new
+			if n.Text == nil {
+				n.Text = ptr("t") // what a message needs at least is TestEmptyMessage's
+			}
 			err := Validate(&n)
 			if diff := cmp.Diff(tt.want, fields(err)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)

@@ -16,7 +16,7 @@ import (
 func newReply(ch *channel.Channel, to activity.Activity, i int, r channel.Message) (activity.New, error) {
 	n := activity.New{
 		TenantID: to.TenantID, ConversationID: to.ConversationID,
-		Caller: replyCaller(ch.Type), IdempotencyKey: r.IdempotencyKey,
+		Caller: replyCaller(ch.Type), Author: replyCaller(ch.Type), IdempotencyKey: r.IdempotencyKey,
 		Type: r.Type, Sender: r.Sender, Attachments: r.Attachments, ReplyToID: r.ReplyToID,
 		Text: text(r.Text),
 	}

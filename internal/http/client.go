@@ -235,6 +235,18 @@ func (c *call) speaker() (sender, caller string) {
 	return c.Token.UserID, "user:" + c.Token.UserID
 }
 
+// author is who writes through the token. Anonymous users are told apart by the conversation that their token is bound to;
+// without one they can't be, and edit nothing.
+func (c *call) author() string {
+	switch {
+	case c.Token.UserID != "":
+		return "user:" + c.Token.UserID
+	case c.Token.ConversationID != uuid.Nil:
+		return "conversation:" + c.Token.ConversationID.String()
+	}
+	return ""
+}
+
 // clientCreateActivity posts as the token's own user.
 func (s *server) clientCreateActivity(c *call) (*reply, error) {
 	id, err := c.ownConversation()
@@ -252,7 +264,7 @@ func (s *server) clientCreateActivity(c *call) (*reply, error) {
 	sender, caller := c.speaker()
 	n := activity.New{
 		TenantID: c.Tenant.ID, ConversationID: id, ChannelID: &c.Channel.ID, Caller: caller, IdempotencyKey: key,
-		Type: f.str("type"), Sender: sender, Text: f.optStr("text"), Attachments: f.list("attachments"), ReplyToID: f.id("replyToId"),
+		Type: f.str("type"), Sender: sender, Author: c.author(), Text: f.optStr("text"), Attachments: f.list("attachments"), ReplyToID: f.id("replyToId"),
 	}
 	name, _ := f.firstRaw("channelData", "metadata")
 	n.Metadata = f.object(name)

@@ -189,7 +189,7 @@ func (s *server) createActivity(c *call) (*reply, error) {
 	}
 	n := activity.New{
 		TenantID: c.Tenant.ID, ConversationID: id, Caller: "key:" + c.Key.ID.String(), IdempotencyKey: key,
-		Type: f.str("type"), Sender: "user", Text: f.optStr("text"), Attachments: f.list("attachments"),
+		Type: f.str("type"), Sender: "user", Author: activity.AuthorTenant, Text: f.optStr("text"), Attachments: f.list("attachments"),
 		Metadata: f.object("metadata"), ReplyToID: f.id("reply_to_id"),
 	}
 	if sender := f.optStr("sender"); sender != nil {

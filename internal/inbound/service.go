@@ -334,6 +334,7 @@ type message struct {
 	rejected     bool
 	conversation uuid.UUID
 	external     string // participant's external id
+	author       string
 }
 
 func (s *Service) messagesTx(ctx context.Context, tx pgx.Tx, ch *channel.Channel, event uuid.UUID, in []channel.Message, result *Result) (func(), error) {
@@ -461,7 +462,7 @@ func (s *Service) conversationsTx(ctx context.Context, tx pgx.Tx, ch *channel.Ch
 		if err != nil {
 			return fmt.Errorf("resolve participant: %w", err)
 		}
-		m.external = p.ExternalID
+		m.external, m.author = p.ExternalID, "participant:"+p.ID.String()
 		if m.Sender == m.Participant.ExternalID() {
 			m.Sender = p.ExternalID // one person, one sender, also when a better name turns up later
 		}
@@ -510,7 +511,7 @@ func (m *message) new(ch *channel.Channel) (activity.New, error) {
 		ID: m.activityID, TenantID: ch.TenantID, ConversationID: m.conversation, ChannelID: &ch.ID,
 		Caller: "channel:" + ch.ID.String(), IdempotencyKey: m.IdempotencyKey,
 		Type: m.Type, Sender: cmp.Or(m.Sender, m.external, "external"),
-		Attachments: m.Attachments, ReplyToID: m.ReplyToID, ParticipantExternalID: m.external,
+		Author: m.author, Attachments: m.Attachments, ReplyToID: m.ReplyToID, ParticipantExternalID: m.external,
 	}
 	if m.Text != "" {
 		n.Text = &m.Text

@@ -81,8 +81,12 @@ func (s *Service) store(ctx context.Context, q postgres.Querier, id uuid.UUID, r
 	if len(contentType) > 255 {
 		contentType = contentType[:255]
 	}
+	body := r.Body
+	if body == nil {
+		body = []byte{} // an empty body is one too, and no NULL
+	}
 	_, err := q.Exec(ctx, insertEventQuery, r.Channel.TenantID, id, r.Channel.ID, r.Endpoint,
-		clean(contentType), keptHeaders(r.Header), r.Body, state, reason, result)
+		clean(contentType), keptHeaders(r.Header), body, state, reason, result)
 	if err != nil {
 		return fmt.Errorf("insert inbound event: %w", err)
 	}
