@@ -112,8 +112,11 @@ type LaneJob struct {
 	LeaseToken uuid.UUID `json:"lease_token"` // a worker whose token is not the lane's is late and does nothing
 }
 
-// Jobs hands lanes to workers; package jobs implements it. Both methods may be called from many goroutines.
+// Jobs hands lanes to workers; package jobs implements it. Its methods may be called from many goroutines.
 type Jobs interface {
+	// StartLanes has this node work lanes at once, without a job that another node could take. It does not block. It
+	// returns false, and does nothing, when the node works no lanes or is stopping.
+	StartLanes(lanes []LaneJob) bool
 	// InsertLanesTx queues the jobs in the caller's transaction, in one round trip.
 	InsertLanesTx(ctx context.Context, tx pgx.Tx, lanes []LaneJob) error
 	// Poke tells the workers of this node, after the commit, that there may be jobs. It does not block.

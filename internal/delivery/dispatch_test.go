@@ -314,6 +314,21 @@ func TestEnqueue(t *testing.T) {
 	}
 }
 
+// TestLanesThatCannotStartGoBack: a node that stops gives the lanes of its last appends to others at once.
+func TestLanesThatCannotStartGoBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, Options{})
+	w.queue.stopping.Store(true)
+	id := w.post(t, w.newConversation(t, w.newChannel(t, w.tenant, nil)), "a")[0]
+	eventually(t, "the lane is free and due", func() bool {
+		return count(t, w.pool, `SELECT count(*) FROM lanes WHERE lease_token IS NULL AND next_at <= now()`) == 1
+	})
+	w.drain(t)
+	if d := w.only(t, id); d.Status != StatusSent || d.Attempts != 1 {
+		t.Errorf("%s after %d attempts, want sent after one", d.Status, d.Attempts)
+	}
+}
+
 // TestEnqueueLeavesManyToTheDispatcher: only a small batch is handed over by the append, and only while the node has little
 // to do; the others are there for the dispatcher.
 func TestEnqueueLeavesManyToTheDispatcher(t *testing.T) {

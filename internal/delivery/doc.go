@@ -8,10 +8,11 @@
 //
 // The append transaction inserts the delivery and wakes its lane ([Service.EnqueueTx]): wakes + 1, and next_at only where
 // there was none, so that new messages do not cut a back-off short. While the node has little to do the same transaction
-// hands the lane over to a worker (a lease and a job); else, after the commit, the dispatcher is poked. The dispatcher
-// ([Service.Dispatch]) hands due lanes over in turns over the tenants, within the caps of channels, tenants and workers; the
-// backlog stays in the lanes table. A worker ([Service.Work]) reads token and wakes, works due deliveries for 5 s at most, and
-// finishes the lane only if nobody woke it meanwhile. Outcomes are written in groups, each worker waiting for its own.
+// leases the lane, and the node works it right after the commit, without a job; else the dispatcher is poked. The dispatcher
+// ([Service.Dispatch]) hands due lanes over as jobs in turns over the tenants, within the caps of channels, tenants and
+// workers; the backlog stays in the lanes table. A worker ([Service.Work]) reads token and wakes, works due deliveries for
+// 5 s at most, and finishes the lane only if nobody woke it meanwhile. Lanes are read and outcomes are written in groups, as
+// many as wait at the moment, each worker waiting for its own.
 //
 // Delivery is at least once, always under the same delivery id. What fences: an outcome counts only if the lane still has the
 // worker's lease token and the delivery still has the number of attempts that the worker saw. Leases are measured by the
@@ -33,7 +34,8 @@
 //
 // It may import activity, channel, tenants, ratelimit, fault, secrets and postgres. Package jobs brings the queue ([Jobs]).
 //
-// Goroutines: [Service.Run] owns the dispatcher's loop and two outcome writers; Work runs in its caller's.
+// Goroutines: [Service.Run] owns the dispatcher's loop, two readers of lanes and two writers of outcomes; Work runs in its
+// caller's.
 //
 // On failure: without the database nothing moves and nothing is lost. A worker that dies, or cannot record, leaves a lease
 // that the dispatcher takes over after at most 45 s. A panic of an adapter fails the delivery, not the lane.

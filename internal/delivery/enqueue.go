@@ -64,7 +64,7 @@ func (s *Service) sender(t channel.Type) (channel.Sender, bool) {
 }
 
 // EnqueueTx implements [activity.Enqueuer]: it inserts a delivery for each piece of work and wakes its lane, all in one
-// statement. Where that is quickest it also hands the lanes over to workers, in a second one. wake must be called after
+// statement. While the node has little to do it also leases the lanes, and wake starts them here. wake must be called after
 // the commit and only then. Work whose delivery exists already is an error of the caller.
 func (s *Service) EnqueueTx(ctx context.Context, tx pgx.Tx, work []activity.Work) (wake func(), err error) {
 	if len(work) == 0 {
@@ -74,24 +74,34 @@ func (s *Service) EnqueueTx(ctx context.Context, tx pgx.Tx, work []activity.Work
 	handover := s.jobs != nil && len(w.lanes) <= handoverLanes &&
 		s.running.Load() < handoverRunning && !s.backlog.Load()
 	token := newID()
-	handed, err := enqueueTx(ctx, tx, w, handover, token, s.o.Lease)
+	leased, err := enqueueTx(ctx, tx, w, handover, token, s.o.Lease)
 	if err != nil {
 		return nil, fmt.Errorf("enqueue deliveries: %w", err)
 	}
-	if len(handed) > 0 {
-		if err := s.jobs.InsertLanesTx(ctx, tx, laneJobs(handed, token)); err != nil {
-			return nil, fmt.Errorf("hand lanes over: %w", err)
-		}
-	}
 	return func() {
-		s.m.handedOver.WithLabelValues("append").Add(float64(len(handed)))
-		if len(handed) > 0 {
-			s.jobs.Poke()
-		}
-		if len(handed) < len(w.lanes) {
+		s.startLanes(laneJobs(leased, token))
+		if len(leased) < len(w.lanes) {
 			s.pokeDispatcher()
 		}
 	}, nil
+}
+
+// startLanes has this node work lanes that it has leased; when it cannot, they go back to those that wait.
+func (s *Service) startLanes(jobs []LaneJob) {
+	if len(jobs) == 0 {
+		return
+	}
+	if s.jobs.StartLanes(jobs) {
+		s.m.handedOver.WithLabelValues("append").Add(float64(len(jobs)))
+		return
+	}
+	for _, job := range jobs {
+		select {
+		case s.outcomes <- newOutcome(&lane{job: job}, nil, giveBack(0), s.o.LeaseMargin):
+		default: // a full queue of a node that stops: the lease ends
+		}
+	}
+	s.pokeDispatcher()
 }
 
 // replyCaller is the caller of the replies that a type's adapter makes.

@@ -64,10 +64,14 @@ func (e *end) delayMS() *int64 {
 	return &ms
 }
 
+func newOutcome(l *lane, a *attempt, e *end, patience time.Duration) *outcome {
+	return &outcome{lane: l, attempt: a, end: e, deadline: time.Now().Add(patience), done: make(chan error, 1)}
+}
+
 // record writes an attempt or the end of a turn, or both, and waits for it, but not longer than the margin of the lease. It
 // goes on when ctx ends: what a worker did is recorded while the program stops.
 func (s *Service) record(ctx context.Context, l *lane, a *attempt, e *end) (*outcome, error) {
-	o := &outcome{lane: l, attempt: a, end: e, deadline: time.Now().Add(s.o.LeaseMargin), done: make(chan error, 1)}
+	o := newOutcome(l, a, e, s.o.LeaseMargin)
 	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), o.deadline)
 	defer cancel()
 	select {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -65,8 +66,9 @@ func (a *adapter) texts(ch uuid.UUID) []string {
 
 // queue is the workers' queue in a table, so that it is part of the inserting transaction as River's is.
 type queue struct {
-	pool  *pgxpool.Pool
-	pokes chan struct{}
+	pool     *pgxpool.Pool
+	pokes    chan struct{}
+	stopping atomic.Bool // no lane is started
 }
 
 func newQueue(t testing.TB, pool *pgxpool.Pool) *queue {
@@ -82,6 +84,16 @@ func (q *queue) InsertLanesTx(ctx context.Context, tx pgx.Tx, lanes []LaneJob) e
 	}
 	_, err := tx.Exec(ctx, `INSERT INTO test_jobs (lane_id, token) SELECT * FROM unnest($1::uuid[], $2::uuid[])`, ids, tokens)
 	return err
+}
+
+// StartLanes leaves the lanes to whoever takes jobs, like those of the dispatcher.
+func (q *queue) StartLanes(lanes []LaneJob) bool {
+	if q.stopping.Load() {
+		return false
+	}
+	err := pgx.BeginFunc(context.Background(), q.pool, func(tx pgx.Tx) error { return q.InsertLanesTx(context.Background(), tx, lanes) })
+	q.Poke()
+	return err == nil
 }
 
 func (q *queue) Poke() {

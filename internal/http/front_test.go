@@ -73,6 +73,7 @@ type front struct {
 // noJobs takes jobs and forgets them: the front's tests end where the queue begins.
 type noJobs struct{}
 
+func (noJobs) StartLanes([]delivery.LaneJob) bool                              { return true }
 func (noJobs) InsertLanesTx(context.Context, pgx.Tx, []delivery.LaneJob) error { return nil }
 func (noJobs) Poke()                                                           {}
 func (noJobs) InsertInboundTx(context.Context, pgx.Tx, uuid.UUID, uuid.UUID) error {

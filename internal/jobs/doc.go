@@ -21,7 +21,9 @@
 //
 // It may import tenants, auth, channel, activity, inbound, delivery, ratelimit and postgres.
 //
-// Goroutines: those of River's client, and one that pokes it, between the start and the end of [Client.Run]. They work with
+// A lane that an idle node has leased itself is worked there without a job ([Client.StartLanes]).
+//
+// Goroutines: those of River's client, one that pokes it, and one for each lane without a job, between the start and the end of [Client.Run]. They work with
 // a context of their own: the end of Run's context first stops the fetching, then the waiting jobs get SoftStop to end,
 // then they are cancelled and get HardStop.
 //

@@ -19,6 +19,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"converger/internal/delivery"
+	"converger/internal/postgres"
 	"converger/internal/tenants"
 )
 
@@ -83,6 +84,7 @@ type Client struct {
 	inbound   InboundProcessor
 	o         Options
 	log       *slog.Logger
+	started   group         // lanes worked without a job
 	pokes     chan struct{} // capacity 1
 	lanes     poker
 	events    poker
@@ -138,29 +140,41 @@ func (c *Client) SetInbound(p InboundProcessor) { c.inbound = p }
 // ErrNotStopped says that jobs were still running when Run gave up waiting for them. Their leases protect what they do.
 var ErrNotStopped = errors.New("jobs: some did not stop in time")
 
-// Run works jobs until ctx ends, then stops: no new jobs, SoftStop for those that run, HardStop after they are cancelled.
-// It fails when the database cannot be reached at its start, and with ErrNotStopped. It can run once.
+// Run works jobs, and lanes that are started here, until ctx ends, then stops: no new ones, SoftStop for those that run,
+// HardStop after they are cancelled. It fails when the database cannot be reached at its start, and with ErrNotStopped. It
+// can run once.
 func (c *Client) Run(ctx context.Context) error {
 	if c.o.InsertOnly {
 		<-ctx.Done()
 		return nil
 	}
 	// River cancels every job when the context that it was started with ends; stopping is done in steps instead.
-	work := context.WithoutCancel(ctx)
-	if err := c.river.Start(work); err != nil {
+	work, cancelLanes := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancelLanes()
+	if err := c.river.Start(context.WithoutCancel(ctx)); err != nil {
 		return fmt.Errorf("start the job queue: %w", err)
 	}
+	c.started.open(work)
 	c.pokeLoop(ctx)
 
-	soft, cancel := context.WithTimeout(work, c.o.SoftStop)
-	defer cancel()
-	if c.river.Stop(soft) == nil {
+	lanes := c.started.shut()
+	stop := func(patience time.Duration, stop func(context.Context) error) error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		defer cancel()
+		err := stop(ctx)
+		select {
+		case <-lanes:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if stop(c.o.SoftStop, c.river.Stop) == nil {
 		return nil
 	}
 	c.log.Warn("jobs did not end by themselves; cancelling them", "waited", c.o.SoftStop)
-	hard, cancel := context.WithTimeout(work, c.o.HardStop)
-	defer cancel()
-	if err := c.river.StopAndCancel(hard); err != nil {
+	cancelLanes()
+	if err := stop(c.o.HardStop, c.river.StopAndCancel); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotStopped, err)
 	}
 	return nil
@@ -205,17 +219,69 @@ func (w *laneWorker) Work(ctx context.Context, job *river.Job[laneArgs]) error {
 	errs := make([]error, len(job.Args.Lanes))
 	var wg sync.WaitGroup
 	for i, lane := range job.Args.Lanes {
-		wg.Go(func() {
-			defer func() {
-				if v := recover(); v != nil { // River's recovery does not reach here
-					errs[i] = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
-				}
-			}()
-			errs[i] = w.c.deliverer.Work(ctx, lane)
-		})
+		wg.Go(func() { errs[i] = w.c.workLane(ctx, lane) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// workLane works a lane in a goroutine where River's recovery does not reach.
+func (c *Client) workLane(ctx context.Context, lane delivery.LaneJob) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
+		}
+	}()
+	return c.deliverer.Work(ctx, lane)
+}
+
+// StartLanes implements [delivery.Jobs].
+func (c *Client) StartLanes(lanes []delivery.LaneJob) bool {
+	return c.started.start(len(lanes), func(ctx context.Context, i int) {
+		ctx, cancel := context.WithTimeout(ctx, jobTimeout)
+		defer cancel()
+		if err := c.workLane(ctx, lanes[i]); err != nil {
+			c.log.Error("work on a lane failed", "lane_id", lanes[i].LaneID,
+				"database_unavailable", postgres.IsUnavailable(err), "error", err)
+		}
+	})
+}
+
+// group is work without a job that Run owns.
+type group struct {
+	mu  sync.Mutex
+	ctx context.Context //nolint:containedctx // that of Run, between open and shut; else nil
+	wg  sync.WaitGroup
+}
+
+func (g *group) open(ctx context.Context) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.ctx = ctx
+}
+
+// shut lets nothing start any more; what it returns is closed once everything has ended.
+func (g *group) shut() (ended <-chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.ctx = nil
+	done := make(chan struct{})
+	go func() { g.wg.Wait(); close(done) }()
+	return done
+}
+
+// start calls do(0), …, do(n-1) at once, each in a goroutine, or returns false.
+func (g *group) start(n int, do func(ctx context.Context, i int)) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ctx == nil {
+		return false
+	}
+	ctx := g.ctx
+	for i := range n {
+		g.wg.Go(func() { do(ctx, i) })
+	}
+	return true
 }
 
 // inboundArgs is the stored form of an inbound job.

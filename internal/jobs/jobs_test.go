@@ -85,7 +85,7 @@ func TestNothingIsLostWhenNodesDie(t *testing.T) {
 	}
 }
 
-// TestIdlePostNeedsNoDispatcher: a post to an idle node is handed over by its own transaction.
+// TestIdlePostNeedsNoDispatcher: a post to an idle node is worked there, without dispatcher or job.
 func TestIdlePostNeedsNoDispatcher(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -94,6 +94,7 @@ func TestIdlePostNeedsNoDispatcher(t *testing.T) {
 		arrived <- time.Now()
 		return channel.Outcome{Kind: channel.Sent}
 	}, delivery.Options{Tick: time.Hour}, Options{Workers: 10})
+	eventually(t, "the node works", func() bool { return node.client.StartLanes(nil) })
 	for i := range 30 {
 		if err := w.post(t.Context(), node.service, fmt.Sprint(i), w.conversations[0]); err != nil {
 			t.Fatal(err)
@@ -106,6 +107,9 @@ func TestIdlePostNeedsNoDispatcher(t *testing.T) {
 		eventually(t, "recorded", func() bool {
 			return count(t, w.pool, `SELECT count(*) FROM deliveries WHERE status = 'sent'`) == i+1
 		})
+	}
+	if n := count(t, w.pool, `SELECT count(*) FROM river_job WHERE kind = 'lane'`); n != 0 {
+		t.Errorf("%d jobs, want none", n)
 	}
 }
 
@@ -209,18 +213,30 @@ func insertLane(t testing.TB, w *world, c *Client) delivery.LaneJob {
 	return job
 }
 
-// TestStopIsSoftThenHard: a job may end by itself; then it is cancelled; one that does not care is reported.
+// startLane starts a lane without a job, once c runs.
+func startLane(t testing.TB, _ *world, c *Client) delivery.LaneJob {
+	t.Helper()
+	job := delivery.LaneJob{LaneID: newID(), LeaseToken: newID()}
+	eventually(t, "started", func() bool { return c.StartLanes([]delivery.LaneJob{job}) })
+	return job
+}
+
+// TestStopIsSoftThenHard: a lane may end by itself; then it is cancelled; one that does not care is reported.
 func TestStopIsSoftThenHard(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
+		give    func(testing.TB, *world, *Client) delivery.LaneJob
 		o       Options
 		obeys   bool
 		wantErr error
 		hard    bool // was cancelled
 	}{
-		"soft":     {Options{SoftStop: time.Minute}, true, nil, false},
-		"hard":     {Options{SoftStop: time.Millisecond, HardStop: time.Minute}, true, nil, true},
-		"too late": {Options{SoftStop: time.Millisecond, HardStop: time.Millisecond}, false, ErrNotStopped, true},
+		"soft":              {insertLane, Options{SoftStop: time.Minute}, true, nil, false},
+		"soft, started":     {startLane, Options{SoftStop: time.Minute}, true, nil, false},
+		"hard":              {insertLane, Options{SoftStop: time.Millisecond, HardStop: time.Minute}, true, nil, true},
+		"hard, started":     {startLane, Options{SoftStop: time.Millisecond, HardStop: time.Minute}, true, nil, true},
+		"too late":          {insertLane, Options{SoftStop: time.Millisecond, HardStop: time.Millisecond}, false, ErrNotStopped, true},
+		"too late, started": {startLane, Options{SoftStop: time.Millisecond, HardStop: time.Millisecond}, false, ErrNotStopped, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -244,7 +260,7 @@ func TestStopIsSoftThenHard(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() { done <- c.Run(ctx) }()
-			insertLane(t, w, c)
+			test.give(t, w, c)
 			<-started
 			cancel()
 			close(stopping)
@@ -255,6 +271,9 @@ func TestStopIsSoftThenHard(t *testing.T) {
 			<-returned
 			if cancelled.Load() != test.hard {
 				t.Errorf("cancelled: %t", cancelled.Load())
+			}
+			if c.StartLanes([]delivery.LaneJob{{}}) {
+				t.Error("a lane was started after the end")
 			}
 			<-c.river.Stopped()
 		})
