@@ -50,6 +50,7 @@ type Config struct {
 
 	APIMaxBytes     int
 	InboundMaxBytes int
+	BodyMemory      int
 
 	Workers int
 
@@ -222,6 +223,9 @@ var settings = []setting{
 		set: intBetween(func(c *Config) *int { return &c.APIMaxBytes }, 1<<16, 1<<26)},
 	{name: "INBOUND_MAX_BYTES", def: "3145728", doc: "Largest webhook body that a provider may post, in bytes (WhatsApp sends up to 3 MiB).",
 		set: intBetween(func(c *Config) *int { return &c.InboundMaxBytes }, 1<<16, 1<<26)},
+
+	{name: "BODY_MEMORY_BYTES", def: "268435456", doc: "Memory for request bodies at one time; beyond it 503 `overloaded`. Webhook senders that have not yet proven themselves by a signature share a quarter of it.",
+		set: intBetween(func(c *Config) *int { return &c.BodyMemory }, 16<<20, 1<<40)},
 
 	{name: "WORKERS", def: "500", doc: "Deliveries that this node attempts at the same time.",
 		set: intBetween(func(c *Config) *int { return &c.Workers }, 1, 10000)},

@@ -172,7 +172,7 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 		Config: apphttp.Config{
 			PublicURL: cfg.PublicURL, TrustedProxies: cfg.TrustedProxies, CORSOrigins: cfg.CORSOrigins,
 			MetricsToken: cfg.MetricsToken, MetricsNets: cfg.MetricsAllowedIPs,
-			MaxBody: int64(cfg.APIMaxBytes), MaxInboundBody: int64(cfg.InboundMaxBytes),
+			MaxBody: int64(cfg.APIMaxBytes), MaxInboundBody: int64(cfg.InboundMaxBytes), BodyMemory: int64(cfg.BodyMemory),
 		},
 	})
 	if err != nil {

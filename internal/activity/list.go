@@ -15,6 +15,10 @@ import (
 // MaxPage is the most rows that one page has; a larger limit is cut to it, one below 1 is taken as 1.
 const MaxPage = 1000
 
+// MaxPageBytes is the content (text, attachments and metadata as JSON) behind which a page of activities ends early: a page
+// of a thousand of the largest would hold 130 MB of memory for each reader.
+const MaxPageBytes = 2 << 20
+
 const (
 	activityColumns = `a.tenant_id, a.id, a.conversation_id, c.channel_id, a.seq, a.type, a.sender, a.text,
     a.attachments, a.metadata, a.idempotency_key, a.reply_to_id, a.edited_at, a.deleted_at, a.inserted_at`
@@ -37,13 +41,23 @@ FROM conversations
 WHERE tenant_id = $1 AND id = $2`
 
 	// listSQL reads the index (conversation_id, seq) of each partition in order and stops at the limit.
+	// A page ends at $4 activities or behind the one with which it passes $6 bytes of content; total counts what the
+	// first of the two bounds alone would have let through.
 	listSQL = `
-SELECT a.tenant_id, a.id, a.conversation_id, $5::uuid, a.seq, a.type, a.sender, a.text,
-    a.attachments, a.metadata, a.idempotency_key, a.reply_to_id, a.edited_at, a.deleted_at, a.inserted_at
-FROM activities a
-WHERE a.tenant_id = $1 AND a.conversation_id = $2 AND a.seq > $3
-ORDER BY a.seq
-LIMIT $4`
+SELECT p.tenant_id, p.id, p.conversation_id, $5::uuid, p.seq, p.type, p.sender, p.text,
+    p.attachments, p.metadata, p.idempotency_key, p.reply_to_id, p.edited_at, p.deleted_at, p.inserted_at, p.total
+FROM (
+    SELECT a.*, count(*) OVER () AS total, sum(a.bytes) OVER (ORDER BY a.seq) - a.bytes AS before
+    FROM (
+        SELECT a.*, coalesce(octet_length(a.text), 0) + octet_length(a.attachments::text) + octet_length(a.metadata::text) AS bytes
+        FROM activities a
+        WHERE a.tenant_id = $1 AND a.conversation_id = $2 AND a.seq > $3
+        ORDER BY a.seq
+        LIMIT $4
+    ) a
+) p
+WHERE p.before < $6
+ORDER BY p.seq`
 )
 
 // Get returns one activity, or ErrNotFound.
@@ -52,12 +66,12 @@ func (s *Store) Get(ctx context.Context, tenant tenants.ID, id uuid.UUID) (Activ
 	if err != nil {
 		return Activity{}, fmt.Errorf("activity: get: %w", err)
 	}
-	a, err := pgx.CollectExactlyOneRow(rows, scanActivity)
+	a, err := pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (Activity, error) { return scanActivity(row) })
 	return a, readError("get", err)
 }
 
 // List returns the activities of a conversation with a seq above afterSeq, in the order of seq, at most limit
-// (1 to MaxPage) of them; hasMore says whether there are more. ch, when set, is the channel that the caller is bound to.
+// (1 to MaxPage) of them and little more than MaxPageBytes of content, but at least one; hasMore says whether there are more. ch, when set, is the channel that the caller is bound to.
 // ErrNotFound when there is no such conversation; a conversation without activities is an empty list.
 //
 // A reader that goes on from the last seq it has seen misses nothing: activities of a conversation become visible in the
@@ -68,16 +82,17 @@ func (s *Store) List(ctx context.Context, tenant tenants.ID, conversation uuid.U
 	if err != nil {
 		return nil, false, err
 	}
-	rows, err := s.pool.Query(ctx, listSQL, tenant, conversation, afterSeq, limit+1, channelID)
+	rows, err := s.pool.Query(ctx, listSQL, tenant, conversation, afterSeq, limit+1, channelID, MaxPageBytes)
 	if err != nil {
 		return nil, false, fmt.Errorf("activity: list: %w", err)
 	}
-	list, err := pgx.CollectRows(rows, scanActivity)
+	total := 0
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Activity, error) { return scanActivity(row, &total) })
 	if err != nil {
 		return nil, false, readError("list", err)
 	}
 	list, hasMore = cut(list, limit)
-	return list, hasMore, nil
+	return list, hasMore || len(list) < total, nil
 }
 
 // channelOf returns the channel of a conversation, which must be ch unless that is nil.
@@ -92,12 +107,12 @@ func (s *Store) channelOf(ctx context.Context, tenant tenants.ID, conversation u
 	return id, nil
 }
 
-// scanActivity reads activityColumns.
-func scanActivity(row pgx.CollectableRow) (Activity, error) {
+// scanActivity reads activityColumns, and what stands behind them into more.
+func scanActivity(row pgx.CollectableRow, more ...any) (Activity, error) {
 	var a Activity
-	err := row.Scan(&a.TenantID, &a.ID, &a.ConversationID, &a.ChannelID, &a.Seq, &a.Type, &a.Sender, &a.Text,
+	err := row.Scan(append([]any{&a.TenantID, &a.ID, &a.ConversationID, &a.ChannelID, &a.Seq, &a.Type, &a.Sender, &a.Text,
 		(*[]byte)(&a.Attachments), (*[]byte)(&a.Metadata), &a.IdempotencyKey, &a.ReplyToID, &a.EditedAt, &a.DeletedAt,
-		&a.InsertedAt)
+		&a.InsertedAt}, more...)...)
 	a.InsertedAt = a.InsertedAt.UTC()
 	a.EditedAt, a.DeletedAt = utc(a.EditedAt), utc(a.DeletedAt)
 	return a, err

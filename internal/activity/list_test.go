@@ -105,7 +105,7 @@ func TestPlans(t *testing.T) {
 		args []any
 		rows float64 // at most so many activities read
 	}{
-		"list":      {listSQL, []any{w.tenant, w.conv, int64(3000), 101, w.channel}, 110},
+		"list":      {listSQL, []any{w.tenant, w.conv, int64(3000), 101, w.channel, MaxPageBytes}, 110},
 		"get":       {getSQL, []any{w.tenant, ids[0]}, 1},
 		"originals": {originalsSQL, []any{tenant, ids}, 3},
 		"replied":   {repliedSQL, []any{tenant, ids}, 3},
@@ -230,5 +230,36 @@ func TestBroadcast(t *testing.T) {
 	after()
 	if diff := cmp.Diff([]int64{1, 2, 3, 4}, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// A page of large activities ends early and says that there is more; nothing is skipped, and one that is larger than a page
+// by itself still comes.
+func TestPagesAreBoundedInBytes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, Options{})
+	const count = 100
+	items := make([]New, count)
+	for i := range items {
+		items[i] = w.message(strings.Repeat("x", MaxText))
+		items[i].Metadata = json.RawMessage(`{"a":"` + strings.Repeat("y", MaxMetadata-8) + `"}`)
+	}
+	w.append(t, items...)
+	var seen []int64
+	for after, more := int64(0), true; more; {
+		var page []Activity
+		var err error
+		if page, more, err = w.store.List(t.Context(), w.tenant, w.conv, nil, after, MaxPage); err != nil {
+			t.Fatal(err)
+		}
+		if bytes := len(page) * (MaxText + MaxMetadata); bytes > MaxPageBytes+MaxText+MaxMetadata || len(page) == 0 {
+			t.Fatalf("a page of %d activities, %d bytes", len(page), bytes)
+		}
+		for _, a := range page {
+			seen, after = append(seen, a.Seq), a.Seq
+		}
+	}
+	if len(seen) != count || seen[0] != 1 || seen[count-1] != count {
+		t.Errorf("pages hold %v", seen)
 	}
 }

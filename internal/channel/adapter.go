@@ -162,7 +162,7 @@ type Outcome struct {
 	Response          string // the beginning of the answer, cleaned, at most 2 KiB
 	ProviderMessageID string
 	RetryAfter        time.Duration // what the receiver asked for, 0 to MaxRetryAfter; never shortens the own back-off
-	Disable           bool          // the receiver wants no more (410): switch the channel off
+	Disable           bool          // the receiver says that it is gone (410): the reason of the failure
 	Replies           []Message     // to append to the activity's conversation
 }
 

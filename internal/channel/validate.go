@@ -332,7 +332,7 @@ func (s *Store) check(ch *Channel) []fault.Field {
 	}
 	if members, bad := configObject(ch.Config); bad == nil && ch.Mode.Sends() {
 		for _, f := range adapter.Fields() {
-			if f.RequiredToSend && members[f.Name] == nil {
+			if v := members[f.Name]; f.RequiredToSend && (v == nil || v == "") {
 				add("/config/"+f.Name, fault.Required, "is required while the channel's mode is outbound or duplex")
 			}
 		}
@@ -369,6 +369,9 @@ func checkSecret(secret string) []fault.Field {
 	}
 	return nil
 }
+
+// defaultMaxMS is the longest wait between attempts when max_ms is left out; package delivery has it as a duration.
+const defaultMaxMS = 3_600_000
 
 // parseRetryPolicy reads the JSON form of a RetryPolicy. nil is the empty policy.
 func parseRetryPolicy(raw json.RawMessage) (RetryPolicy, []fault.Field) {
@@ -417,8 +420,11 @@ func parseRetryPolicy(raw json.RawMessage) (RetryPolicy, []fault.Field) {
 			add(name, fault.UnknownMember, "is not a member of a retry policy: max_attempts, backoff, base_ms, max_ms, timeout_ms")
 		}
 	}
-	if p.MaxMS > 0 && p.MaxMS < p.BaseMS {
+	switch {
+	case p.MaxMS > 0 && p.MaxMS < p.BaseMS:
 		add("max_ms", fault.OutOfRange, "must not be less than base_ms")
+	case p.MaxMS == 0 && p.BaseMS > defaultMaxMS:
+		add("max_ms", fault.Required, "is required, and not less than base_ms, when that is more than the default of %d", defaultMaxMS)
 	}
 	return p, faults
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 )
@@ -129,12 +130,15 @@ func (s *server) readBody(c *call, rt *route) error {
 	// One deadline for the whole body: a sender of a byte now and then can't stretch it.
 	control := http.NewResponseController(c.ResponseWriter)
 	_ = control.SetReadDeadline(time.Now().Add(s.BodyTimeout))
-	body, err := readAll(http.MaxBytesReader(c, r.Body, rt.maxBody), r.ContentLength)
+	c.memory = s.memoryFor(c, rt)
+	body, err := c.readAll(http.MaxBytesReader(c, r.Body, rt.maxBody), r.ContentLength)
 	if err != nil {
 		var size *http.MaxBytesError
 		switch {
 		case errors.As(err, &size):
 			return tooLarge(rt)
+		case errors.Is(err, errNoMemory):
+			return newProblem(codeOverloaded, "This node is reading as many bodies as it has memory for. Nothing was stored; send the request again.").retryAfter(1)
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return newProblem(codeRequestTimeout, "The body did not arrive within %v.", s.BodyTimeout)
 		}
@@ -146,13 +150,74 @@ func (s *server) readBody(c *call, rt *route) error {
 	return nil
 }
 
-// readAll reads to the end. announced sizes the buffer, within reason: a promise of a megabyte costs nothing until it
-// comes.
-func readAll(r io.Reader, announced int64) ([]byte, error) {
-	var b bytes.Buffer
-	b.Grow(int(min(max(announced, 0)+bytes.MinRead, 64<<10)))
-	_, err := b.ReadFrom(r)
-	return b.Bytes(), err
+// errNoMemory says that the node's budget for bodies is spent.
+var errNoMemory = errors.New("http: too many bodies in memory")
+
+// memory is a budget of bytes for the bodies of requests that are being read or worked. Safe for concurrent use.
+type memory struct{ free atomic.Int64 }
+
+func newMemory(bytes int64) *memory {
+	m := &memory{}
+	m.free.Store(bytes)
+	return m
+}
+
+func (m *memory) take(n int64) bool {
+	if m.free.Add(-n) < 0 {
+		m.free.Add(n)
+		return false
+	}
+	return true
+}
+
+// memoryFor is the budget that a request's body counts against. Addresses that have not proven themselves to a channel share
+// a quarter, so that unsigned bodies can't take the memory of signed ones.
+func (s *server) memoryFor(c *call, rt *route) *memory {
+	if rt.auth == credentialSignature && !s.proven.has(s.Hasher, c.Channel, c.ip, c.started) {
+		return s.strangersMemory
+	}
+	return s.memory
+}
+
+// readAll reads to the end. Memory is taken as bytes come, not as they are announced, and is given back when the request
+// is over (call.release).
+func (c *call) readAll(r io.Reader, announced int64) ([]byte, error) {
+	size := int64(16 << 10)
+	if announced >= 0 {
+		size = min(size, announced+1) // one more than announced, so that the end is seen without growing
+	}
+	var b []byte
+	for {
+		if len(b) == cap(b) {
+			if len(b) > 0 {
+				size = 2 * int64(cap(b))
+				if announced >= int64(len(b)) {
+					size = min(size, announced+1)
+				}
+			}
+			if !c.memory.take(size) {
+				return nil, errNoMemory
+			}
+			c.held += size
+			b = append(make([]byte, 0, size), b...)
+		}
+		n, err := r.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		switch {
+		case errors.Is(err, io.EOF):
+			return b, nil
+		case err != nil:
+			return nil, err
+		}
+	}
+}
+
+// release gives back the memory of the body.
+func (c *call) release() {
+	if c.held > 0 {
+		c.memory.free.Add(c.held)
+		c.held = 0
+	}
 }
 
 func tooLarge(rt *route) *problem {

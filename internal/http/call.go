@@ -27,6 +27,8 @@ type call struct {
 	auth.Caller
 	body     []byte
 	bodyRead bool
+	memory   *memory            // that the body was taken from
+	held     int64              // bytes of it
 	decision ratelimit.Decision // of the route's limit; zero when there is none
 
 	status  int // 0 until the header is written
@@ -87,6 +89,7 @@ func (s *server) finish(c *call) {
 	if v := recover(); v != nil {
 		if v == http.ErrAbortHandler { //nolint:errorlint // net/http compares it so
 			s.metrics.inFlight.Dec()
+			c.release()
 			panic(v)
 		}
 		s.Logger.LogAttrs(c.r.Context(), slog.LevelError, "panic in a handler", slog.String("request_id", c.id),
@@ -95,6 +98,7 @@ func (s *server) finish(c *call) {
 			s.write(c, newProblem(codeInternal, "Something went wrong here. It was logged under the request id.").reply(s.PublicURL, c.id))
 		}
 	}
+	c.release()
 	took := time.Since(c.started)
 	s.metrics.inFlight.Dec()
 	s.metrics.observe(c, took)

@@ -90,6 +90,7 @@ type Config struct {
 
 	MaxBody        int64         // bytes of a JSON body; 0: DefaultMaxBody
 	MaxInboundBody int64         // bytes of a webhook; 0: DefaultMaxInboundBody
+	BodyMemory     int64         // bytes of bodies being read or worked at one time; 0: DefaultBodyMemory
 	BodyTimeout    time.Duration // for the whole body to arrive; 0: DefaultBodyTimeout
 	HandlerTimeout time.Duration // for everything behind the guards, body included; 0: DefaultHandlerTimeout
 }
@@ -99,6 +100,7 @@ type Config struct {
 const (
 	DefaultMaxBody        = 256 << 10
 	DefaultMaxInboundBody = 4 << 20
+	DefaultBodyMemory     = 256 << 20
 	DefaultBodyTimeout    = 15 * time.Second
 	DefaultHandlerTimeout = 30 * time.Second
 )
@@ -106,9 +108,12 @@ const (
 // server is the front.
 type server struct {
 	Deps
-	auth       *auth.Authenticator
-	metrics    *metrics
-	proven     *proven
+	auth    *auth.Authenticator
+	metrics *metrics
+	proven  *proven
+
+	memory, strangersMemory *memory // for bodies
+
 	cursors    cursors
 	health     health
 	forwarding forwarding
@@ -140,10 +145,12 @@ func newServer(d Deps) (*server, error) {
 	d.PublicURL = strings.TrimRight(d.PublicURL, "/")
 	setDefault(&d.MaxBody, DefaultMaxBody)
 	setDefault(&d.MaxInboundBody, DefaultMaxInboundBody)
+	setDefault(&d.BodyMemory, DefaultBodyMemory)
 	setDefault(&d.BodyTimeout, DefaultBodyTimeout)
 	setDefault(&d.HandlerTimeout, DefaultHandlerTimeout)
 	s := &server{
 		Deps: d, auth: auth.New(d.Directory, d.Tokens), metrics: newMetrics(d.Registerer), proven: newProven(),
+		memory: newMemory(d.BodyMemory - d.BodyMemory/4), strangersMemory: newMemory(d.BodyMemory / 4),
 		cursors: cursors{d.CursorKey}, pages: pages, hsts: strings.HasPrefix(d.PublicURL, "https://"),
 	}
 	s.registerHealthRoutes()

@@ -266,6 +266,58 @@ func (f *front) exchange(t testing.TB, request string) (*http.Response, net.Conn
 }
 
 // A body has one deadline: a byte now and then does not renew it. Meanwhile others are served.
+// Senders that nobody knows can't take the memory of the others: beyond their share they are told to come back.
+func TestBodiesShareBoundedMemory(t *testing.T) {
+	t.Parallel()
+	f := newFront(t, func(d *Deps) { d.BodyMemory = 8 << 20 })
+	const announced, sent = 200_000, 150_000
+	var refused int
+	var open []net.Conn
+	for range 8 {
+		conn := f.dial(t)
+		fmt.Fprintf(conn, "POST /api/v1/channels/%s/inbound HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", f.webhook.ID, announced, strings.Repeat("x", sent))
+		// What is admitted waits for the rest and says nothing.
+		_ = conn.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			open = append(open, conn)
+			continue
+		}
+		_ = res.Body.Close()
+		if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" {
+			t.Errorf("answer %v, want 503 with Retry-After", res.Status)
+		}
+		refused++
+	}
+	if refused == 0 || len(open) == 0 {
+		t.Errorf("%d bodies were admitted and %d refused, want some of each", len(open), refused)
+	}
+	conversation := f.newConversation(t)
+	body := `{"text":"` + strings.Repeat("y", 60_000) + `"}`
+	if a := f.call(t, "POST", "/api/v1/conversations/"+conversation.ID.String()+"/activities", body, f.apiKey()); a.StatusCode != 201 {
+		t.Errorf("a tenant's post beside them: %s", a.body)
+	}
+	for _, conn := range open {
+		_ = conn.Close()
+	}
+	hook := `{"text":"` + strings.Repeat("z", 60_000) + `"}`
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		a := f.hook(t, "inbound", hook, signed(f.webhook.Secret, hook, time.Now()))
+		if a.StatusCode == 201 {
+			break
+		}
+		if a.StatusCode != 503 || time.Now().After(deadline) {
+			t.Fatalf("after they left: %s", a.body)
+		}
+	}
+	free := func() int64 { return f.server.strangersMemory.free.Load() + f.server.memory.free.Load() }
+	for deadline := time.Now().Add(10 * time.Second); free() != 8<<20; { // given back a moment after the answer
+		if time.Now().After(deadline) {
+			t.Fatalf("%d bytes are free when nothing is read, want all", free())
+		}
+	}
+}
+
 func TestSlowBodyIsCut(t *testing.T) {
 	t.Parallel()
 	f := newFront(t, func(d *Deps) { d.BodyTimeout = 300 * time.Millisecond })

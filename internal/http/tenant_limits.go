@@ -23,14 +23,23 @@ type limitBody struct {
 	Default     *ratelimit.Rule `json:"default"` // of the installation
 	Override    *ratelimit.Rule `json:"override"`
 	Effective   *ratelimit.Rule `json:"effective"` // as this node enforces it
+	Mode        string          `json:"mode"`      // enforce; count: what is over the limit is counted and goes on; off: no limit
 }
 
 func (s *server) limitJSON(t *tenants.TenantEntry, b ratelimit.Bucket) limitBody {
 	overrides := overridesOf(t)
+	effective := s.Limiter.Policy(b, overrides, nil)
+	mode := "enforce"
+	switch {
+	case effective == nil || !s.Limiter.Enabled() && !b.Info().Guard:
+		mode = "off"
+	case effective.CountOnly():
+		mode = "count"
+	}
 	return limitBody{
 		Bucket: b.String(), Overridable: b.Info().TenantOverride,
 		Default: ruleOf(s.Limiter.Policy(b, nil, nil)), Override: ruleOf(overrides.Policy(b)),
-		Effective: ruleOf(s.Limiter.Policy(b, overrides, nil)),
+		Effective: ruleOf(effective), Mode: mode,
 	}
 }
 

@@ -95,7 +95,7 @@ type APIKey struct {
 // NewKey is the input of [Store.CreateKey].
 type NewKey struct {
 	Name      string     // 1 to 200 characters
-	Scopes    []string   // "read", "write"; none: both
+	Scopes    []string   // "read", "write"; nil: both
 	ExpiresAt *time.Time // in the future; nil: never
 }
 

@@ -39,8 +39,11 @@ func checkCredential(name string, scopes []string, expires *time.Time) ([]string
 	if expires != nil && !expires.After(time.Now()) {
 		bad.Addf("/expires_at", fault.OutOfRange, "must be in the future")
 	}
-	if len(scopes) == 0 {
+	switch {
+	case scopes == nil:
 		scopes = []string{"read", "write"}
+	case len(scopes) == 0: // asking for nothing must not give everything
+		bad.Addf("/scopes", fault.Required, `must name "read", "write" or both; leave it out for both`)
 	}
 	scopes = slices.Clone(scopes)
 	slices.Sort(scopes)

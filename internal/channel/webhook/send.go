@@ -77,9 +77,6 @@ func request(ctx context.Context, c config, ch *channel.Channel, out channel.Out
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set(headerEvent, eventActivityCreated)
 	req.Header.Set(headerDeliveryID, out.DeliveryID.String())
-	// Tells net/http, not the receiver, that it may repeat the request when a kept connection turns out to be closed.
-	req.Header["Idempotency-Key"] = nil
-
 	secrets := ch.Secrets(out.Now)
 	if err := signature.SignTimestamped(req.Header, out.Body, secrets, out.Now); err != nil {
 		return nil, err
@@ -209,6 +206,17 @@ func (w *watch) stop() {
 	w.cancel(nil)
 }
 
+// bound says which time was over.
+func (w *watch) bound(cause error) string {
+	switch {
+	case errors.Is(cause, errConnectTimeout):
+		return fmt.Sprintf("time to connect: %s", w.connect)
+	case errors.Is(cause, errReceiveTimeout):
+		return fmt.Sprintf("time to answer: %s", w.receive)
+	}
+	return "the time of the whole attempt, timeout_ms of the retry policy, was over"
+}
+
 // failure is the outcome of a transport error. host is the address without anything secret; answering says that the
 // status had already come.
 func (w *watch) failure(err error, host string, answering bool) channel.Outcome {
@@ -236,11 +244,11 @@ func (w *watch) failure(err error, host string, answering bool) channel.Outcome 
 		}
 		return retry(channel.ReasonDNS, "DNS: the name of %s could not be looked up.", host)
 	case ended && !connected:
-		return retry(channel.ReasonConnectTimeout, "Timed out: no connection to %s (time to connect: %s).", host, w.connect)
+		return retry(channel.ReasonConnectTimeout, "Timed out: no connection to %s (%s).", host, w.bound(cause))
 	case ended && answering:
-		return retry(channel.ReasonBodyTimeout, "Timed out: %s began to answer and did not finish the body (time to answer: %s).", host, w.receive)
+		return retry(channel.ReasonBodyTimeout, "Timed out: %s began to answer and did not finish the body (%s).", host, w.bound(cause))
 	case ended:
-		return retry(channel.ReasonHeaderTimeout, "Timed out: connected to %s and got no answer's headers (time to answer: %s).", host, w.receive)
+		return retry(channel.ReasonHeaderTimeout, "Timed out: connected to %s and got no answer's headers (%s).", host, w.bound(cause))
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return retry(channel.ReasonRefused, "%s refused the connection.", host)
 	case errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH):

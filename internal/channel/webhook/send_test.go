@@ -379,17 +379,42 @@ func TestSendEnds(t *testing.T) {
 	})
 }
 
-// A receiver that closes kept connections between requests must not cost attempts.
-func TestSendOnClosedKeptConnection(t *testing.T) {
+// An attempt is one request, however many kept connections the receiver closes under it: what it may have read is not sent
+// again behind the back of the attempts that are counted.
+func TestSendPostsOnce(t *testing.T) {
 	t.Parallel()
-	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	var posts atomic.Int64
+	var closing atomic.Bool
+	together := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !closing.Load() {
+			<-together // so that each request gets a connection of its own, to be kept
+			return
+		}
+		posts.Add(1)
+		_, _ = io.Copy(io.Discard, r.Body)
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_ = conn.Close()
+	}))
 	t.Cleanup(server.Close)
 	a, ch := newAdapter(t, channel.GuardOptions{AllowPrivate: true}), outboundChannel(t, map[string]any{"url": server.URL})
-	for i := range 20 {
-		if got := a.Send(t.Context(), ch, outbound()); got.Kind != channel.Sent {
-			t.Fatalf("attempt %d: %+v", i, got)
-		}
-		server.CloseClientConnections()
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			if got := a.Send(t.Context(), ch, outbound()); got.Kind != channel.Sent {
+				t.Errorf("warming up: %+v", got)
+			}
+		})
+	}
+	close(together)
+	wg.Wait()
+	closing.Store(true)
+	if got := a.Send(t.Context(), ch, outbound()); got.Kind != channel.Retry || got.Reason != channel.ReasonClosed || posts.Load() != 1 {
+		t.Errorf("%d posts in one attempt: %+v", posts.Load(), got)
 	}
 }
 
