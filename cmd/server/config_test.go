@@ -60,7 +60,7 @@ func TestConfigDefaults(t *testing.T) {
 		SecretKeyBase: testSecretKeyBase, EncryptionKey: testCloakKey,
 		CORSOrigins:      []string{"http://127.0.0.1:5500", "http://localhost:5500"},
 		RateLimitEnabled: true, RateLimitBackend: "local", RateLimitMaxKeys: 1_000_000, DirectoryTTL: 30 * time.Second,
-		APIMaxBytes: 1 << 20, InboundMaxBytes: 3 << 20, Workers: 500, LogLevel: slog.LevelInfo, LogFormat: "json",
+		APIMaxBytes: 1 << 20, InboundMaxBytes: 3 << 20, BodyMemory: 256 << 20, Workers: 500, LogLevel: slog.LevelInfo, LogFormat: "json",
 		DrainDelay: 5 * time.Second, ShutdownTimeout: 30 * time.Second,
 	}
 	if diff := cmp.Diff(want, c); diff != "" {

@@ -12,6 +12,7 @@ import (
 // registerPageRoutes: pages that need no sign-in. They cost no query.
 func (s *server) registerPageRoutes() {
 	page := route{method: http.MethodGet}
+	s.register(page.at("/", s.showIndex))
 	s.register(page.at("/problems", s.showProblems))
 	s.register(page.at("/problems/{code}", s.showProblem))
 	s.register(page.at("/static/{file}", s.showStatic))
@@ -47,6 +48,8 @@ func (p *pages) render(name string, data any) (*reply, error) {
 	r := &reply{status: http.StatusOK, contentType: typeHTML, body: b.Bytes()}
 	return r.with("Content-Security-Policy", pageCSP).with("Cache-Control", "public, max-age=300"), nil
 }
+
+func (s *server) showIndex(*call) (*reply, error) { return s.pages.render("index.html", nil) }
 
 func (s *server) showProblems(*call) (*reply, error) {
 	return s.pages.render("problems.html", sortedCatalogue())
