@@ -222,6 +222,7 @@ func TestPlansUseIndexes(t *testing.T) {
 		"slot":       {queryNextInSlot, []any{u}},
 		"outcomes":   {queryOutcomes, []any{n, n, n, n, n, n, n, i, s, s, i, s, s, ms, i, s, s, ms, s, 1}},
 		"end":        {queryEndTurns, []any{n, n, ms, ms, 1}},
+		"give back":  {queryGiveBack, []any{n, n, ms, 1}},
 		"lease":      {queryLeaseAllTenants, []any{u, 1, n, n, i}},
 		"known":      {queryKnown, []any{u, u, n, s}},
 		"fail":       {queryFailLane, []any{u, u, "x", "x"}},

@@ -224,16 +224,27 @@ FROM o JOIN lanes l ON l.id = o.lane_id AND l.lease_token = o.token
 WHERE d.tenant_id = o.tenant_id AND d.id = o.delivery_id AND d.activity_id = o.activity_id AND d.attempts = o.number - 1
 RETURNING d.id`
 
-// The lanes of a group whose turn has ended: wakes -1 ends it in any case, else only if nobody woke the lane since. They
-// come, and are locked, in the order in which EnqueueTx locks them.
+// The lanes of a group whose work is done, but for those that were woken since they were read. Who holds a lane's lock is
+// waking it, in a transaction that the group need not wait for.
 const queryEndTurns = `
 UPDATE lanes l SET lease_token = NULL, lease_until = NULL, next_at = now() + s.delay_ms * interval '1 millisecond'
 FROM (
     SELECT x.id, e.delay_ms
-    FROM (SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[]) AS u (lane_id, token, wakes, delay_ms) LIMIT $5) e
+    FROM (SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[]) AS u (lane_id, token, delay_ms, wakes) LIMIT $5) e
     CROSS JOIN LATERAL (
-        SELECT id FROM lanes WHERE id = e.lane_id AND lease_token = e.token AND (e.wakes = -1 OR wakes = e.wakes)
-        FOR NO KEY UPDATE) x
+        SELECT id FROM lanes WHERE id = e.lane_id AND lease_token = e.token AND wakes = e.wakes
+        FOR NO KEY UPDATE SKIP LOCKED) x
+) s
+WHERE l.id = s.id
+RETURNING l.id`
+
+// The lanes of a group that are given back with work left, in the order in which EnqueueTx locks them.
+const queryGiveBack = `
+UPDATE lanes l SET lease_token = NULL, lease_until = NULL, next_at = now() + s.delay_ms * interval '1 millisecond'
+FROM (
+    SELECT x.id, e.delay_ms
+    FROM (SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[]) AS u (lane_id, token, delay_ms) LIMIT $4) e
+    CROSS JOIN LATERAL (SELECT id FROM lanes WHERE id = e.lane_id AND lease_token = e.token FOR NO KEY UPDATE) x
 ) s
 WHERE l.id = s.id
 RETURNING l.id`
@@ -247,12 +258,8 @@ func (s *Service) storeOutcomes(ctx context.Context, group []*outcome) error {
 		outcomes, attemptReasons, errs, responses, statuses             []*string
 		reasons, providers                                              []*string
 		ages, delays                                                    []int64
-
-		endLanes, endTokens []uuid.UUID
-		endWakes            []int64
-		endDelays           []*int64
 	)
-	var ends []*outcome
+	var ends, backs []*outcome
 	for _, o := range group {
 		if a := o.attempt; a != nil {
 			tenantIDs, attemptIDs, activities = append(tenantIDs, o.lane.tenant), append(attemptIDs, a.id), append(activities, a.activityID)
@@ -267,14 +274,13 @@ func (s *Service) storeOutcomes(ctx context.Context, group []*outcome) error {
 			delays = append(delays, a.delay.Milliseconds())
 			providers = append(providers, text(a.outcome.ProviderMessageID))
 		}
-		if o.end != nil {
+		switch {
+		case o.end == nil:
+		case o.end.wakes == anyWakes:
+			backs = append(backs, o)
+		default:
 			ends = append(ends, o)
 		}
-	}
-	slices.SortFunc(ends, func(a, b *outcome) int { return a.lane.laneKey().compare(b.lane.laneKey()) })
-	for _, o := range ends {
-		endLanes, endTokens = append(endLanes, o.lane.job.LaneID), append(endTokens, o.lane.job.LeaseToken)
-		endWakes, endDelays = append(endWakes, o.end.wakes), append(endDelays, o.end.delayMS())
 	}
 	batch := &pgx.Batch{}
 	counted, ended := map[uuid.UUID]bool{}, map[uuid.UUID]bool{}
@@ -293,7 +299,17 @@ func (s *Service) storeOutcomes(ctx context.Context, group []*outcome) error {
 		).Query(collect(counted))
 	}
 	if len(ends) > 0 {
-		batch.Queue(queryEndTurns, endLanes, endTokens, endWakes, endDelays, len(endLanes)).Query(collect(ended))
+		lanes, tokens, delays := ending(ends)
+		wakes := make([]int64, len(ends))
+		for i, o := range ends {
+			wakes[i] = o.end.wakes
+		}
+		batch.Queue(queryEndTurns, lanes, tokens, delays, wakes, len(ends)).Query(collect(ended))
+	}
+	if len(backs) > 0 {
+		slices.SortFunc(backs, func(a, b *outcome) int { return a.lane.laneKey().compare(b.lane.laneKey()) })
+		lanes, tokens, delays := ending(backs)
+		batch.Queue(queryGiveBack, lanes, tokens, delays, len(backs)).Query(collect(ended))
 	}
 	// Statements that are sent together without BEGIN are one transaction.
 	if err := s.pool.SendBatch(ctx, batch).Close(); err != nil {
@@ -304,6 +320,15 @@ func (s *Service) storeOutcomes(ctx context.Context, group []*outcome) error {
 		o.ended = o.end != nil && ended[o.lane.job.LaneID]
 	}
 	return nil
+}
+
+// ending makes columns of outcomes that end turns.
+func ending(ends []*outcome) (lanes, tokens []uuid.UUID, delays []*int64) {
+	for _, o := range ends {
+		lanes, tokens = append(lanes, o.lane.job.LaneID), append(tokens, o.lane.job.LeaseToken)
+		delays = append(delays, o.end.delayMS())
+	}
+	return lanes, tokens, delays
 }
 
 // number makes NULL of 0.

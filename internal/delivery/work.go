@@ -17,6 +17,8 @@ import (
 const (
 	// readAhead is how many deliveries a worker reads at once.
 	readAhead = 20
+	// wakePause is given to the transaction that is waking a lane: what it brings can be read once it has committed.
+	wakePause = 2 * time.Millisecond
 	// channelRetry is when to look again at a lane whose channel cannot be read, such as one sealed with an unknown key.
 	channelRetry = 30 * time.Second
 )
@@ -81,6 +83,7 @@ func (s *Service) work(ctx context.Context, job LaneJob) (again bool, err error)
 		if o, err := s.record(ctx, l, nil, e); err != nil || o.ended {
 			return false, err
 		}
+		sleep(ctx, wakePause)
 	}
 }
 

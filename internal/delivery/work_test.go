@@ -392,6 +392,42 @@ func TestNoWakeIsLost(t *testing.T) {
 	}
 }
 
+// TestAppendInTheMakingHoldsNobodyUp: what workers record does not wait for a transaction that is waking their lane. The turn
+// ends after it.
+func TestAppendInTheMakingHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, Options{})
+	w.post(t, w.newConversation(t, w.newChannel(t, w.tenant, nil)), "a")
+	job := w.takeAll(t)[0]
+	tx, err := w.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }() // after the commit it does nothing
+	if _, err := tx.Exec(t.Context(), `UPDATE lanes SET wakes = wakes + 1`); err != nil {
+		t.Fatal(err)
+	}
+	worked := make(chan error, 1)
+	go func() { worked <- w.Work(t.Context(), job) }()
+	eventually(t, "recorded", func() bool {
+		return count(t, w.pool, `SELECT count(*) FROM deliveries WHERE status = 'sent'`) == 1
+	})
+	select {
+	case err := <-worked:
+		t.Errorf("the turn ended while its lane was being woken: %v", err)
+	default:
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-worked; err != nil {
+		t.Errorf("Work: %v", err)
+	}
+	if n := count(t, w.pool, `SELECT count(*) FROM lanes WHERE next_at IS NULL AND lease_token IS NULL`); n != 1 {
+		t.Error("the lane is not at rest")
+	}
+}
+
 func TestRepliesAreAppended(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
