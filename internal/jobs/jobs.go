@@ -250,7 +250,7 @@ func (c *Client) StartLanes(lanes []delivery.LaneJob) bool {
 // group is work without a job that Run owns.
 type group struct {
 	mu  sync.Mutex
-	ctx context.Context //nolint:containedctx // that of Run, between open and shut; else nil
+	ctx context.Context // that of Run, between open and shut; else nil
 	wg  sync.WaitGroup
 }
 
