@@ -19,6 +19,7 @@ import (
 	"converger/internal/channel"
 	"converger/internal/channel/echo"
 	"converger/internal/channel/webhook"
+	"converger/internal/channel/whatsappinfobip"
 	"converger/internal/channel/whatsappmeta"
 	"converger/internal/delivery"
 	apphttp "converger/internal/http"
@@ -88,7 +89,7 @@ func newAdapters(cfg Config, log *slog.Logger) (*channel.Registry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("WEBHOOK_ALLOWED_TARGETS: %w", err)
 	}
-	return channel.NewRegistry(echo.New(), webhook.New(guard, log), whatsappmeta.New(log)), nil
+	return channel.NewRegistry(echo.New(), webhook.New(guard, log), whatsappinfobip.New(guard, log), whatsappmeta.New(log)), nil
 }
 
 // newHub makes a node. It reads nothing and starts nothing; close it in any case.

@@ -75,12 +75,27 @@ type Receiver interface {
 	// ProviderAck reports whether a stored event is answered at once with 200 and parsed later, because its provider
 	// wants a fast answer and repeats anything else.
 	ProviderAck() bool
-	// Verify checks that the body comes from who may send to the channel, over the exact bytes received. It returns
-	// nil, ErrUnsigned or ErrSignature (wrapped with a reason that holds nothing received).
-	Verify(ch *Channel, h http.Header, body []byte, now time.Time) error
+	// Verify checks that a request comes from who may send to the channel. It returns nil, ErrUnsigned or ErrSignature
+	// (wrapped with a reason that holds nothing received).
+	Verify(ch *Channel, r Request) error
 	// Parse reads a verified body. Of the header it uses those of [KeptHeaders] only. A fault of one item is in
 	// Inbound.Rejected and harms no other; the error, always a *ParseError, says that nothing could be read.
 	Parse(ch *Channel, endpoint Endpoint, h http.Header, body []byte, now time.Time) (Inbound, error)
+}
+
+// Request is what a request brings that may prove where it comes from.
+type Request struct {
+	Header     http.Header
+	PathSecret string // what followed the endpoint in the address, escapes and all; "": nothing. See [PathKeeper].
+	Body       []byte // the exact bytes received
+	Now        time.Time
+}
+
+// PathKeeper is a Receiver whose channels can have an address that nobody else knows, for providers that sign nothing. A
+// request at such an address of any other type, or of a channel that has none, is refused before Verify.
+type PathKeeper interface {
+	// KeepsPath reports whether the channel's address ends in one of [Channel.PathSecrets].
+	KeepsPath(ch *Channel) bool
 }
 
 // KeptHeaders returns the names of the request headers that [Receiver.Parse] reads and that are to be stored with an

@@ -1,6 +1,9 @@
 package channel
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -18,9 +21,10 @@ type Type string
 
 // The types of this version. Which of them a program really has is in its [Registry].
 const (
-	TypeEcho         Type = "echo"
-	TypeWebhook      Type = "webhook"
-	TypeWhatsAppMeta Type = "whatsapp_meta"
+	TypeEcho            Type = "echo"
+	TypeWebhook         Type = "webhook"
+	TypeWhatsAppInfobip Type = "whatsapp_infobip"
+	TypeWhatsAppMeta    Type = "whatsapp_meta"
 )
 
 // Mode says in which direction a channel carries messages. Receipts are taken in every mode.
@@ -84,6 +88,21 @@ func (c *Channel) Secrets(now time.Time) [][]byte {
 		keys = append(keys, []byte(c.PreviousSecret.Reveal()))
 	}
 	return keys
+}
+
+// PathSecrets returns the secrets in which the channel's address may end now, the current one first: 192 bits each, as 32
+// characters of base64url. They are derived from Secrets, so that an address, which stands in other people's settings
+// and proxies' logs, opens nothing but itself, and changes, with the same overlap, when the channel's secret does.
+func (c *Channel) PathSecrets(now time.Time) []string {
+	const label = "converger callback address 1\x00" // no form of package signature signs a text that begins so
+	var out []string
+	for _, secret := range c.Secrets(now) {
+		mac := hmac.New(sha256.New, secret)
+		mac.Write([]byte(label))
+		mac.Write(c.ID[:])
+		out = append(out, base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:24]))
+	}
+	return out
 }
 
 // Backoff is the shape of the delay between attempts.

@@ -2,7 +2,8 @@
 //
 // It decides: what a valid channel is; how its config and secrets are kept (sealed, bound to row and column) and shown
 // (redacted); which addresses may be called ([Guard]); and the contract between adapters and the packages that receive
-// and deliver. The adapters stand in folders of their own: echo, webhook, whatsappmeta. Package payload reads bodies from
+// and deliver. The adapters stand in folders of their own: echo, webhook, whatsappinfobip, whatsappmeta (with package whatsapp for
+// what the last two have in common). Package payload reads bodies from
 // outside, package channeltest is the conformance suite of adapters.
 //
 // It may import tenants, signature, secrets, fault and postgres.

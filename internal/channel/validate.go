@@ -155,6 +155,19 @@ func hasControl(s string) bool {
 	return strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f })
 }
 
+// ValidHeaderName reports whether name is one of an HTTP header: a token of RFC 9110, 5.6.2, of at most 256 bytes.
+func ValidHeaderName(name string) bool {
+	const others = "!#$%&'*+-.^_`|~"
+	return name != "" && len(name) <= 256 && !strings.ContainsFunc(name, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(others, r)
+	})
+}
+
+// ValidHeaderValue reports whether every program reads value alike in an HTTP header: printable ASCII, blanks and tabs.
+func ValidHeaderValue(value string) bool {
+	return !strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r >= 0x7f })
+}
+
 // RedactedConfig is the channel's config for people and for the audit log: values of secret fields are [Redacted]. Of a
 // type that reg does not know nothing is shown.
 func RedactedConfig(reg *Registry, ch Channel) map[string]any {

@@ -50,7 +50,7 @@ func TestBadInput(t *testing.T) {
 		limitOverride(t, f, `{"limit":1000000,"scale_ms":1000}`, bucket)
 	}
 	ids := strings.NewReplacer("{conversation_id}", conversation, "{tenant_id}", f.tenant.ID.String(), "{channel_id}", f.webhook.ID.String(),
-		"{bucket}", "upload", "{key_id}", "01930000-0000-7000-8000-00000000dead")
+		"{bucket}", "upload", "{secret}", "x", "{key_id}", "01930000-0000-7000-8000-00000000dead")
 	members := []string{"channel_id", "external_id", "display_name", "metadata", "type", "sender", "text", "attachments", "reply_to_id", "replyToId",
 		"channelData", "from", "user", "scope", "name", "scopes", "expires_at", "overlap_seconds", "secret", "limit", "scale_ms", "algorithm", "burst",
 		"mode", "status", "user_id", "config", "require_signature", "ordered", "rate_limit", "retry_policy", "max_in_flight", "idempotency_key", "conversation_id",

@@ -41,6 +41,9 @@ type channelBody struct {
 	UpdatedAt               time.Time           `json:"updated_at"`
 	// Secret is shown in the answer that made it, and never again.
 	Secret string `json:"secret,omitempty"`
+	// CallbackURL is for the provider. One that ends in a secret is shown with the channel's secret, from which it is made,
+	// and in the answer to a change of the config, which decides whether there is one.
+	CallbackURL string `json:"callback_url,omitempty"`
 }
 
 func (s *server) channelJSON(ch channel.Channel) channelBody {
@@ -53,6 +56,17 @@ func (s *server) channelJSON(ch channel.Channel) channelBody {
 	if ch.PreviousSecret != "" {
 		b.PreviousSecretExpiresAt = utc(&ch.PreviousUntil)
 	}
+	if address, secret := s.callbackURL(&ch); !secret {
+		b.CallbackURL = address
+	}
+	return b
+}
+
+// newSecretJSON is a channel in the answer that gave it its secret.
+func (s *server) newSecretJSON(ch channel.Channel) channelBody {
+	b := s.channelJSON(ch)
+	b.Secret = ch.Secret.Reveal()
+	b.CallbackURL, _ = s.callbackURL(&ch)
 	return b
 }
 
@@ -84,9 +98,7 @@ func (s *server) createChannel(c *call) (*reply, error) {
 		return nil, err
 	}
 	s.changed(c)
-	b := s.channelJSON(ch)
-	b.Secret = ch.Secret.Reveal()
-	return dataReply(http.StatusCreated, b)
+	return dataReply(http.StatusCreated, s.newSecretJSON(ch))
 }
 
 func (s *server) listChannels(c *call) (*reply, error) {
@@ -186,7 +198,11 @@ func (s *server) updateChannel(c *call) (*reply, error) {
 		return nil, err
 	}
 	s.changed(c)
-	return dataReply(http.StatusOK, s.channelJSON(ch))
+	b := s.channelJSON(ch)
+	if patch.Config != nil {
+		b.CallbackURL, _ = s.callbackURL(&ch)
+	}
+	return dataReply(http.StatusOK, b)
 }
 
 func (s *server) deleteChannel(c *call) (*reply, error) {
@@ -226,7 +242,5 @@ func (s *server) rotateSecret(c *call) (*reply, error) {
 		return nil, err
 	}
 	s.changed(c)
-	b := s.channelJSON(ch)
-	b.Secret = ch.Secret.Reveal()
-	return dataReply(http.StatusOK, b)
+	return dataReply(http.StatusOK, s.newSecretJSON(ch))
 }

@@ -52,8 +52,8 @@ var mappings = []mapping{
 		"Send the request again with the same idempotency key."},
 	{activity.ErrBadWatermark, codeInvalidWatermark, 0, "The watermark is not one that this API gave out."},
 
-	{channel.ErrUnsigned, codeInvalidSignature, 0, "The request is not signed, and this channel takes signed requests only."},
-	{channel.ErrSignature, codeInvalidSignature, 0, "The signature does not match the body, or its time is too far off."},
+	{channel.ErrUnsigned, codeInvalidSignature, 0, "The request brings no signature, or not every other proof that this channel asks for."},
+	{channel.ErrSignature, codeInvalidSignature, 0, "The signature does not match the body or its time is too far off, or another proof that came with the request is wrong."},
 	{channel.ErrForbidden, codeVerificationFailed, 0, "The handshake was refused."},
 
 	{channel.ErrNotFound, codeNotFound, 0, "There is no such channel."},

@@ -31,6 +31,7 @@ import (
 	"converger/internal/channel"
 	"converger/internal/channel/echo"
 	"converger/internal/channel/webhook"
+	"converger/internal/channel/whatsappinfobip"
 	"converger/internal/channel/whatsappmeta"
 	"converger/internal/delivery"
 	"converger/internal/inbound"
@@ -112,7 +113,7 @@ func newFrontAt(t testing.TB, database string, change ...func(*Deps)) *front {
 
 	box := must(secrets.NewBox(testSecret))
 	guard := must(channel.NewGuard(channel.GuardOptions{AllowPrivate: true}))
-	reg := channel.NewRegistry(echo.New(), webhook.New(guard, logger), whatsappmeta.New(logger))
+	reg := channel.NewRegistry(echo.New(), webhook.New(guard, logger), whatsappmeta.New(logger), whatsappinfobip.New(guard, logger))
 	hasher := must(ratelimit.NewHasher(testSecret))
 	// Polls come by hand only: they must not be counted as queries of requests.
 	directory := tenants.NewDirectory(f.pool, tenants.DirectoryOptions{PollEvery: time.Hour, Derive: NewDeriver(hasher, logger), Logger: logger})

@@ -20,6 +20,9 @@ func (s *server) registerInboundRoutes() {
 	s.register(hook.by(http.MethodPost).at("/api/v1/channels/{channel_id}/inbound", s.receiveMessages).takes(bodyRaw))
 	s.register(hook.by(http.MethodPost).at("/api/v1/channels/{channel_id}/status", s.receiveStatus).takes(bodyRaw))
 	s.register(hook.by(http.MethodGet).at("/api/v1/channels/{channel_id}/inbound", s.handshake))
+	// For providers that sign nothing and can keep a secret address.
+	s.register(hook.by(http.MethodPost).at("/api/v1/channels/{channel_id}/inbound/{secret}", s.receiveMessages).takes(bodyRaw))
+	s.register(hook.by(http.MethodPost).at("/api/v1/channels/{channel_id}/status/{secret}", s.receiveStatus).takes(bodyRaw))
 }
 
 // currentChannel is the channel of the path with its secrets, read from the database once for each version.
@@ -33,13 +36,27 @@ func (s *server) receiveMessages(c *call) (*reply, error) {
 
 func (s *server) receiveStatus(c *call) (*reply, error) { return s.receive(c, channel.EndpointStatus) }
 
+// callbackURL is where the provider of a channel has to post, messages and reports alike; "" for types that take nothing.
+// secret tells that whoever knows it may post.
+func (s *server) callbackURL(ch *channel.Channel) (address string, secret bool) {
+	adapter, _ := s.Registry.Lookup(ch.Type)
+	if _, ok := adapter.(channel.Receiver); !ok {
+		return "", false
+	}
+	address = s.PublicURL + "/api/v1/channels/" + ch.ID.String() + "/inbound"
+	if keeper, ok := adapter.(channel.PathKeeper); ok && keeper.KeepsPath(ch) {
+		return address + "/" + ch.PathSecrets(time.Now())[0], true
+	}
+	return address, false
+}
+
 // receive takes a webhook: the signature over the exact bytes first, and only then what they say.
 func (s *server) receive(c *call, endpoint channel.Endpoint) (*reply, error) {
 	ch, err := s.currentChannel(c)
 	if err != nil {
 		return nil, err
 	}
-	req := inbound.Request{Channel: ch, Endpoint: endpoint, Header: c.r.Header, Body: c.body, Now: time.Now()}
+	req := inbound.Request{Channel: ch, Endpoint: endpoint, Header: c.r.Header, PathSecret: c.param("secret"), Body: c.body, Now: time.Now()}
 	if err := s.Inbound.Verify(req); err != nil {
 		if errors.Is(err, channel.ErrUnsigned) || errors.Is(err, channel.ErrSignature) {
 			s.metrics.bad.WithLabelValues(c.route.pattern).Inc()

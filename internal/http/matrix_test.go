@@ -50,7 +50,7 @@ func TestForeignIDs(t *testing.T) {
 
 	foreign := map[string]string{
 		"conversation_id": conversation.ID.String(), "delivery_id": deliveries[0].ID.String(), "channel_id": theirs.ID.String(),
-		"tenant_id": f.tenant.ID.String(), "key_id": otherKey.ID.String(), "event_id": events[0].ID.String(), "bucket": "inbound",
+		"tenant_id": f.tenant.ID.String(), "key_id": otherKey.ID.String(), "event_id": events[0].ID.String(), "bucket": "inbound", "secret": "x",
 	}
 	random := map[string]string{}
 	for name := range foreign {

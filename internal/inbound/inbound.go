@@ -45,8 +45,10 @@ type Request struct {
 	Channel  *channel.Channel
 	Endpoint channel.Endpoint
 	Header   http.Header // only those of channel.KeptHeaders and Content-Type are kept
-	Body     []byte      // exact bytes, size already capped
-	Now      time.Time
+	// PathSecret is what followed the endpoint in the address, see [channel.Request]. It is never kept.
+	PathSecret string
+	Body       []byte // exact bytes, size already capped
+	Now        time.Time
 }
 
 // Answer is what the sender is told.

@@ -79,11 +79,21 @@ func (s *Service) Verify(r Request) error {
 	if err != nil {
 		return err
 	}
-	if err := adapter.Verify(r.Channel, r.Header, r.Body, r.Now); err != nil {
+	if r.PathSecret != "" && !keepsPath(adapter, r.Channel) {
+		err = fmt.Errorf("%w: the channel's address holds no secret", channel.ErrSignature)
+	} else {
+		err = adapter.Verify(r.Channel, channel.Request{Header: r.Header, PathSecret: r.PathSecret, Body: r.Body, Now: r.Now})
+	}
+	if err != nil {
 		s.m.refused(r.Channel.Type, err)
 		return err
 	}
 	return nil
+}
+
+func keepsPath(adapter channel.Receiver, ch *channel.Channel) bool {
+	keeper, ok := adapter.(channel.PathKeeper)
+	return ok && keeper.KeepsPath(ch)
 }
 
 // Receive stores a verified request, and works it too unless its provider wants a fast answer. What it returns without an

@@ -145,12 +145,12 @@ func testProof(t *testing.T, s Subject, r channel.Receiver) {
 		return h
 	}
 	good := signed(s.Body, Now)
-	if err := r.Verify(ch, good, s.Body, Now); err != nil {
+	if err := r.Verify(ch, channel.Request{Header: good, Body: s.Body, Now: Now}); err != nil {
 		t.Fatalf("a good proof is refused: %v", err)
 	}
 
 	for name, h := range map[string]http.Header{"no header": {}, "nil header": nil} {
-		if err := r.Verify(ch, h, s.Body, Now); !errors.Is(err, channel.ErrUnsigned) {
+		if err := r.Verify(ch, channel.Request{Header: h, Body: s.Body, Now: Now}); !errors.Is(err, channel.ErrUnsigned) {
 			t.Errorf("%s: got %v, want ErrUnsigned", name, err)
 		}
 	}
@@ -159,7 +159,7 @@ func testProof(t *testing.T, s Subject, r channel.Receiver) {
 		for _, required := range []bool{true, false} {
 			ch := s.Channel()
 			ch.RequireSignature = required
-			err := r.Verify(ch, h, body, now)
+			err := r.Verify(ch, channel.Request{Header: h, Body: body, Now: now})
 			if !errors.Is(err, channel.ErrSignature) && !errors.Is(err, channel.ErrUnsigned) {
 				t.Errorf("%s, require_signature %t: got %v, want a refusal", name, required, err)
 			}
@@ -194,7 +194,7 @@ func testProof(t *testing.T, s Subject, r channel.Receiver) {
 			refused(fmt.Sprintf("%s old", age), good, s.Body, Now.Add(age))
 		}
 		for _, age := range []time.Duration{300 * time.Second, -300 * time.Second} {
-			if err := r.Verify(ch, good, s.Body, Now.Add(age)); err != nil {
+			if err := r.Verify(ch, channel.Request{Header: good, Body: s.Body, Now: Now.Add(age)}); err != nil {
 				t.Errorf("%s old: got %v, want a good proof", age, err)
 			}
 		}
@@ -202,12 +202,12 @@ func testProof(t *testing.T, s Subject, r channel.Receiver) {
 	// Signatures are over bytes: what stands in them is of no account.
 	for _, body := range []string{"{\"text\":\"\U0001f60a\"}", `{"text":"\ud83d\ude0a"}`, `{"text":"\u001B"}`, `{"text":"\u001b"}`,
 		`{ "text" :  "x" }`, `{"b":1,"a":2,"a":3}`, "{\"text\":\"x\"}\n", "", "text=x", "\xff\x00"} {
-		if err := r.Verify(ch, signed([]byte(body), Now), []byte(body), Now); err != nil {
+		if err := r.Verify(ch, channel.Request{Header: signed([]byte(body), Now), Body: []byte(body), Now: Now}); err != nil {
 			t.Errorf("body %q: got %v, want a good proof", body, err)
 		}
 	}
 	ch.RequireSignature = false
-	if err := r.Verify(ch, http.Header{}, s.Body, Now); err != nil {
+	if err := r.Verify(ch, channel.Request{Header: http.Header{}, Body: s.Body, Now: Now}); err != nil {
 		t.Errorf("unsigned where signatures are optional: got %v, want nil", err)
 	}
 }

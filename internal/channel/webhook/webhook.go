@@ -132,7 +132,7 @@ func (a *Adapter) Validate(raw json.RawMessage, requireSignature bool) []fault.F
 		pointer, value := payload.Pointer("headers", name), c.Headers[name]
 		lower := strings.ToLower(name)
 		switch {
-		case !validHeaderName(name):
+		case !channel.ValidHeaderName(name):
 			add(pointer, fault.Malformed, "is not a header name")
 		case reservedHeader(lower):
 			add(pointer, fault.Conflict, "is set by Converger or by the connection and cannot be chosen")
@@ -143,18 +143,11 @@ func (a *Adapter) Validate(raw json.RawMessage, requireSignature bool) []fault.F
 		switch {
 		case len(value) > maxHeaderValue:
 			add(pointer, fault.TooLong, "must be at most %d bytes", maxHeaderValue)
-		case strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r >= 0x7f }):
+		case !channel.ValidHeaderValue(value):
 			add(pointer, fault.Malformed, "must be printable ASCII")
 		}
 	}
 	return faults
-}
-
-func validHeaderName(name string) bool {
-	const others = "!#$%&'*+-.^_`|~" // of a token, RFC 9110 5.6.2
-	return name != "" && len(name) <= 256 && !strings.ContainsFunc(name, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(others, r)
-	})
 }
 
 // reservedHeader reports names, in lower case, that a channel must not set: they would forge what receivers verify, or
@@ -173,13 +166,13 @@ func (*Adapter) ProviderAck() bool { return false }
 
 // Verify accepts one good proof by either scheme, with the current secret or the previous one during a rotation. A
 // request that brings proofs and none that holds is refused even where signatures are optional: somebody tried.
-func (a *Adapter) Verify(ch *channel.Channel, h http.Header, body []byte, now time.Time) error {
-	secrets := ch.Secrets(now)
-	timestamped := signature.VerifyTimestamped(h, body, secrets, now)
+func (a *Adapter) Verify(ch *channel.Channel, r channel.Request) error {
+	h, secrets := r.Header, ch.Secrets(r.Now)
+	timestamped := signature.VerifyTimestamped(h, r.Body, secrets, r.Now)
 	if timestamped == nil {
 		return nil
 	}
-	standard := signature.VerifyStandard(h, body, standardKeys(secrets), now)
+	standard := signature.VerifyStandard(h, r.Body, standardKeys(secrets), r.Now)
 	if standard == nil {
 		return nil
 	}

@@ -67,7 +67,7 @@ func TestVerifyPublishedVector(t *testing.T) {
 	a, ch := newAdapter(t, channel.GuardOptions{}), &channel.Channel{Secret: "whsec_test_secret", RequireSignature: true}
 	h := http.Header{"X-Converger-Signature": {"t=1700000000,v1=c8945aa2aa4e6d043cdd46907fdf4ab1d4cedd12737ea10bb6f246ed39533a8a"}}
 	body := []byte(`{"id":"9b2f6c1e-0000-4000-8000-000000000001","text":"hello"}`)
-	if err := a.Verify(ch, h, body, time.Unix(1_700_000_000, 0)); err != nil {
+	if err := a.Verify(ch, channel.Request{Header: h, Body: body, Now: time.Unix(1_700_000_000, 0)}); err != nil {
 		t.Error(err)
 	}
 }
@@ -138,7 +138,7 @@ func TestVerifyTable(t *testing.T) {
 			}
 			for required, want := range map[bool]error{true: tt.strict, false: tt.lax} {
 				ch := &channel.Channel{Secret: current, PreviousSecret: previous, PreviousUntil: until, RequireSignature: required}
-				if err := a.Verify(ch, tt.header, body, now); !errors.Is(err, want) || (err == nil) != (want == nil) {
+				if err := a.Verify(ch, channel.Request{Header: tt.header, Body: body, Now: now}); !errors.Is(err, want) || (err == nil) != (want == nil) {
 					t.Errorf("require_signature %t: got %v, want %v", required, err, want)
 				}
 			}

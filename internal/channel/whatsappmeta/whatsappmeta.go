@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"net/url"
 	"strings"
-	"time"
 
 	"converger/internal/channel"
 	"converger/internal/fault"
@@ -116,7 +114,7 @@ func (*Adapter) ProviderAck() bool { return true }
 
 // Verify checks Meta's signature with the app's secret or the one before. The channel's own secret and header mean
 // nothing here.
-func (a *Adapter) Verify(ch *channel.Channel, h http.Header, body []byte, now time.Time) error {
+func (a *Adapter) Verify(ch *channel.Channel, r channel.Request) error {
 	c, err := parseConfig(ch.Config)
 	if err != nil {
 		return fmt.Errorf("%w: unreadable config", channel.ErrSignature)
@@ -127,7 +125,7 @@ func (a *Adapter) Verify(ch *channel.Channel, h http.Header, body []byte, now ti
 			keys = append(keys, []byte(secret))
 		}
 	}
-	missing := len(h.Values(signature.HeaderHubSHA256)) == 0
+	missing := len(r.Header.Values(signature.HeaderHubSHA256)) == 0
 	if !ch.RequireSignature && (missing || len(keys) == 0) {
 		a.unsigned.Warn(ch, "no signature, or no app_secret to check it with")
 		return nil
@@ -135,7 +133,7 @@ func (a *Adapter) Verify(ch *channel.Channel, h http.Header, body []byte, now ti
 	if missing {
 		return channel.ErrUnsigned
 	}
-	if err := signature.VerifyHubSHA256(h, body, keys, now); err != nil {
+	if err := signature.VerifyHubSHA256(r.Header, r.Body, keys, r.Now); err != nil {
 		if errors.Is(err, signature.ErrMissing) || errors.Is(err, signature.ErrNoKey) {
 			return fmt.Errorf("%w: %w", channel.ErrUnsigned, err)
 		}

@@ -83,7 +83,7 @@ func TestVerifyVectors(t *testing.T) {
 		`{"text":"Gr\u00fc\u00dfe"}`:                        "301ac3c75567a8a1245f7a847c99645f6c8b72854af90a2710c9c46b763363bf",
 		`{"text":"Grüße"}`:                                  "a75b010603d02bbfe5480ee1bcfa5ebe92b717ad95b4276f2c72f901aa471ba6",
 	} {
-		if err := newAdapter().Verify(ch, http.Header{"X-Hub-Signature-256": {"sha256=" + sum}}, []byte(body), channeltest.Now); err != nil {
+		if err := newAdapter().Verify(ch, channel.Request{Header: http.Header{"X-Hub-Signature-256": {"sha256=" + sum}}, Body: []byte(body), Now: channeltest.Now}); err != nil {
 			t.Errorf("%s: %v", body, err)
 		}
 	}
@@ -126,7 +126,7 @@ func TestVerifyTable(t *testing.T) {
 			t.Parallel()
 			for required, want := range map[bool]error{true: tt.strict, false: tt.lax} {
 				ch := &channel.Channel{Config: json.RawMessage(tt.config), Secret: channeltest.Secret, RequireSignature: required}
-				if err := newAdapter().Verify(ch, tt.header, text, channeltest.Now); !errors.Is(err, want) || (err == nil) != (want == nil) {
+				if err := newAdapter().Verify(ch, channel.Request{Header: tt.header, Body: text, Now: channeltest.Now}); !errors.Is(err, want) || (err == nil) != (want == nil) {
 					t.Errorf("require_signature %t: got %v, want %v", required, err, want)
 				}
 			}
