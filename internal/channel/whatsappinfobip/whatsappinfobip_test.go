@@ -167,6 +167,8 @@ func TestVerify(t *testing.T) {
 		"all, the path wrong":            {all, others, of("Authorization", basic("infobip", password), "X-Hook-Token", value), wrong, wrong},
 		"all, the login wrong":           {all, current, of("Authorization", basic("infobip", "x"), "X-Hook-Token", value), wrong, wrong},
 		"all, the header wrong":          {all, current, of("Authorization", basic("infobip", password), "X-Hook-Token", "x"), wrong, wrong},
+		"all, an empty password":         {all, current, of("Authorization", basic("infobip", ""), "X-Hook-Token", value), wrong, wrong},
+		"all, an empty header":           {all, current, of("Authorization", basic("infobip", password), "X-Hook-Token", ""), wrong, wrong},
 		"nothing to prove":               {none, "", nil, missing, nil},
 		"relay, nothing to prove":        {none, "", signed(channeltest.Secret), nil, nil},
 		"relay":                          {all, "", signed(channeltest.Secret), nil, nil},
