@@ -206,6 +206,20 @@ func testProof(t *testing.T, s Subject, r channel.Receiver) {
 			t.Errorf("body %q: got %v, want a good proof", body, err)
 		}
 	}
+	if keeper, ok := s.Adapter.(channel.PathKeeper); ok && keeper.KeepsPath(ch) {
+		verify := func(path string) error {
+			return r.Verify(ch, channel.Request{Header: signed(s.Body, Now), PathSecret: path, Body: s.Body, Now: Now})
+		}
+		right := ch.PathSecrets(Now)[0]
+		if err := verify(right); err != nil {
+			t.Errorf("a good proof at the channel's own address is refused: %v", err)
+		}
+		for _, path := range []string{right[1:], right + "A", strings.ToUpper(right), Secret, "%00"} {
+			if err := verify(path); !errors.Is(err, channel.ErrSignature) || strings.Contains(err.Error(), path) {
+				t.Errorf("a good proof at the address %q: got %v, want ErrSignature without it", path, err)
+			}
+		}
+	}
 	ch.RequireSignature = false
 	if err := r.Verify(ch, channel.Request{Header: http.Header{}, Body: s.Body, Now: Now}); err != nil {
 		t.Errorf("unsigned where signatures are optional: got %v, want nil", err)

@@ -39,10 +39,11 @@ type parser struct {
 
 func (p *parser) result(r map[string]any, at string) {
 	// A message comes to our number, a report is about one that left it. Reports need not say so.
-	kind, number, read := "", "", p.message
+	var kind, number string
+	var read func(r map[string]any, at string)
 	switch {
 	case r["message"] != nil:
-		kind, number = "message", cmp.Or(payload.Text(r, "to"), "(none)")
+		kind, number, read = "message", cmp.Or(payload.Text(r, "to"), "(none)"), p.message
 	case r["status"] != nil:
 		kind, number, read = "status", payload.Text(r, "from"), p.delivered
 	case r["seenAt"] != nil:
