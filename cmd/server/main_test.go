@@ -360,7 +360,10 @@ func newCustomer(t testing.TB, ops *api, name string) customer {
 	return customer{tenant.ID, ops.with("X-Api-Key", key.Key), ops}
 }
 
-type wire struct{ ID, Secret string }
+type wire struct {
+	ID, Secret  string
+	CallbackURL string `json:"callback_url"`
+}
 
 func (c customer) newChannel(t testing.TB, kind, mode string, config map[string]any) wire {
 	t.Helper()

@@ -225,6 +225,8 @@ func TestSmallPool(t *testing.T) {
 	unsigned := data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/tenants/"+c.id+"/channels",
 		`{"name":"unsigned","type":"webhook","mode":"inbound","require_signature":false}`))
 	meta := c.newChannel(t, "whatsapp_meta", "inbound", map[string]any{"phone_number_id": "1", "app_secret": "the app's secret", "verify_token": "handshake"})
+	infobip := c.newChannel(t, "whatsapp_infobip", "inbound", map[string]any{"sender": "1"})
+	secretPath := infobip.CallbackURL[strings.LastIndex(infobip.CallbackURL, "/"):]
 	chat := c.newConversation(t, hook.ID)
 	secret := c.api.with("Authorization", "Bearer "+hook.Secret)
 	var token struct{ Token string }
@@ -272,6 +274,8 @@ func TestSmallPool(t *testing.T) {
 		"POST /api/v1/converger/conversations/{conversation_id}/activities":            numbered(ada, client+"/conversations/"+own0.ConversationID+"/activities", `{"type":"message","text":"%d"}`),
 		"POST /api/v1/channels/{channel_id}/inbound":                                   numbered(c.api.with(), channels+unsigned.ID+"/inbound", `{"text":"%d","external_id":"eve"}`),
 		"POST /api/v1/channels/{channel_id}/status":                                    steady(c.api.with(), channels+unsigned.ID+"/status", `{"status":"delivered","provider_message_id":"unknown"}`),
+		"POST /api/v1/channels/{channel_id}/inbound/{secret}":                          numbered(c.api.with(), channels+infobip.ID+"/inbound"+secretPath, `{"results":[{"messageId":"m%d","from":"2","to":"1","message":{"type":"TEXT","text":"hi"}}]}`),
+		"POST /api/v1/channels/{channel_id}/status/{secret}":                           steady(c.api.with(), channels+infobip.ID+"/status"+secretPath, `{"results":[{"messageId":"unknown","seenAt":"2026-11-30T05:31:02.123+0000"}]}`),
 		"POST /api/v1/management/tenants":                                              numbered(ops, mgmt+"/tenants", `{"name":"tenant %d"}`),
 		"POST /api/v1/management/tenants/{tenant_id}/keys":                             numbered(ops, tenant+"/keys", `{"name":"key %d"}`),
 		"PUT /api/v1/management/tenants/{tenant_id}/limits/{bucket}":                   steady(ops, tenant+"/limits/inbound", `{"limit":9,"scale_ms":1000}`),
@@ -503,6 +507,10 @@ func TestSecretsStayOutOfLogAndMetrics(t *testing.T) {
 	c.api.with("Authorization", "Bearer "+client.Token).call(t, 201, "POST", "/api/v1/converger/conversations", "")
 	c.api.with("X-Hub-Signature-256", metaSignature("not JSON", "the app's own secret")).call(t, 200, "POST", "/api/v1/channels/"+meta.ID+"/inbound", "not JSON")
 	c.api.call(t, 200, "GET", "/api/v1/channels/"+meta.ID+"/inbound?hub.mode=subscribe&hub.verify_token=handshake-word&hub.challenge=1", "")
+	infobip := c.newChannel(t, "whatsapp_infobip", "inbound", map[string]any{"sender": "1"})
+	secretPath := infobip.CallbackURL[strings.LastIndex(infobip.CallbackURL, "/")+1:]
+	c.api.with().call(t, 200, "POST", "/api/v1/channels/"+infobip.ID+"/inbound/"+secretPath, `{"results":[]}`)
+	c.api.with().call(t, 401, "POST", "/api/v1/channels/"+infobip.ID+"/inbound/"+secretPath+"x", `{"results":[]}`)
 	c.api.with("X-Api-Key", c.api.header.Get("X-Api-Key")+"x").call(t, 401, "GET", "/api/v1/conversations", "")
 	ops.call(t, 200, "POST", "/api/v1/management/channels/"+hook.ID+"/secret", "")
 	eventually(t, patience, "a failed attempt and a failed event", func() bool {
@@ -523,7 +531,7 @@ func TestSecretsStayOutOfLogAndMetrics(t *testing.T) {
 	}
 	for name, secret := range map[string]string{
 		"API key": c.api.header.Get("X-Api-Key"), "operator token": strings.TrimPrefix(ops.header.Get("Authorization"), "Bearer "), "channel secret": hook.Secret,
-		"client token": client.Token, "app secret": "the app's own secret", "verify token": "handshake-word", "header of a channel": "c3RhZmY6aHVudGVyMg",
+		"client token": client.Token, "app secret": "the app's own secret", "verify token": "handshake-word", "secret in an address": secretPath, "header of a channel": "c3RhZmY6aHVudGVyMg",
 		"address of a channel": "in-the-address", "key base": testSecretKeyBase, "encryption key": testCloakKey, "text of a message": "a confidential word",
 	} {
 		if strings.Contains(log, secret) {
