@@ -310,7 +310,7 @@ func TestBodiesShareBoundedMemory(t *testing.T) {
 			t.Fatalf("after they left: %s", a.body)
 		}
 	}
-	free := func() int64 { return f.server.strangersMemory.free.Load() + f.server.memory.free.Load() }
+	free := func() int64 { return f.strangersMemory.free.Load() + f.memory.free.Load() }
 	for deadline := time.Now().Add(10 * time.Second); free() != 8<<20; { // given back a moment after the answer
 		if time.Now().After(deadline) {
 			t.Fatalf("%d bytes are free when nothing is read, want all", free())
