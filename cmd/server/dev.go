@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -20,7 +21,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"converger/internal/channel"
+	"converger/internal/delivery"
 	"converger/internal/devpg"
+	"converger/internal/fault"
 	"converger/internal/postgres"
 	"converger/internal/secrets"
 	"converger/internal/tenants"
@@ -305,6 +308,9 @@ func (c devCmd) seed(ctx context.Context, h *hub, base, url string) (demo, error
 		}
 		d.Channels[want.Name] = shown
 	}
+	if err := c.seedRule(ctx, h, by, tenant.ID, d); err != nil {
+		return demo{}, err
+	}
 	return d, writeJSON(filepath.Join(c.Dir, demoFile), d)
 }
 
@@ -355,6 +361,29 @@ func (c devCmd) demoChannels() []channel.NewChannel {
 	}
 }
 
+// seedRule makes the rule by which the demo's receiver gets what comes in by WhatsApp. If the channels were edited so that
+// it does not fit any more, the demo goes on without it.
+func (c devCmd) seedRule(ctx context.Context, h *hub, by tenants.Actor, tenant tenants.ID, d demo) error {
+	const name = "WhatsApp to the receiver"
+	have, err := h.rules.List(ctx, tenant)
+	if err != nil || slices.ContainsFunc(have, func(r delivery.RoutingRule) bool { return r.Name == name }) {
+		return err
+	}
+	source, err := uuid.Parse(d.Channels["whatsapp_meta"].ID)
+	if err != nil {
+		return err
+	}
+	target, err := uuid.Parse(d.Channels["webhook"].ID)
+	if err != nil {
+		return err
+	}
+	_, err = h.rules.Create(ctx, by, tenant, delivery.NewRoutingRule{Name: name, SourceChannelID: source, TargetChannelIDs: []uuid.UUID{target}})
+	if invalid := new(fault.Invalid); errors.As(err, &invalid) {
+		return nil
+	}
+	return err
+}
+
 func newDemoHub(ch channel.Channel) (demoHub, error) {
 	var config struct {
 		URL         string `json:"url"`
@@ -394,7 +423,7 @@ CONVERSATION=$(curl -sS %[1]s/api/v1/conversations -H "x-api-key: $KEY" -H 'cont
 curl -sS %[1]s/api/v1/conversations/$CONVERSATION/activities -H "x-api-key: $KEY" \
   -H 'content-type: application/json' -H 'idempotency-key: first' -d '{"text":"Hello from curl"}'; echo
 
-# 3. Receive a signed WhatsApp batch (two texts, an image, a status) and list what it became
+# 3. Receive a signed WhatsApp batch (two texts, an image, a status); a routing rule passes the messages on to the receiver
 %[4]s simulate whatsapp%[5]s && sleep 1
 CHAT=$(curl -sS "%[1]s/api/v1/conversations?channel_id=%[8]s" -H "x-api-key: $KEY" | sed -nE 's/^\{"data":\[\{"id":"([^"]+)".*/\1/p')
 curl -sS "%[1]s/api/v1/conversations/$CHAT/activities" -H "x-api-key: $KEY"; echo

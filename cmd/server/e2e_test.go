@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -170,6 +171,13 @@ func TestNewcomer(t *testing.T) {
 	if got := own.await(t, before[0].ID); got.message.Text != "Hello from curl" {
 		t.Errorf("delivered %s", got.body)
 	}
+	// The demo's rule passed the WhatsApp messages on.
+	for _, m := range c.activities(t, onlyChat(t, c, d.Channels["whatsapp_meta"].ID)) {
+		own.await(t, m.ID)
+	}
+	if rules := data[[]map[string]any](t, c.api.call(t, 200, "GET", "/api/v1/routing_rules", "")); len(rules) != 1 {
+		t.Errorf("the demo's rules: %v", rules)
+	}
 	if a.header.Get("X-Request-Id") == "" {
 		t.Error("an answer without a request id")
 	}
@@ -202,6 +210,76 @@ func TestNewcomer(t *testing.T) {
 		t.Errorf("activities after a restart:\n%s", diff)
 	}
 	c.ops.call(t, 200, "GET", "/api/v1/management/tenants", "")
+	if rules := data[[]map[string]any](t, c.api.call(t, 200, "GET", "/api/v1/routing_rules", "")); len(rules) != 1 {
+		t.Errorf("the demo's rules after a restart: %v", rules)
+	}
+}
+
+// onlyChat is the id of a channel's one conversation.
+func onlyChat(t *testing.T, c customer, channel string) string {
+	t.Helper()
+	chats := data[[]struct{ ID string }](t, c.api.call(t, 200, "GET", "/api/v1/conversations?channel_id="+channel, ""))
+	if len(chats) != 1 {
+		t.Fatalf("channel %s has %d conversations, want 1", channel, len(chats))
+	}
+	return chats[0].ID
+}
+
+// What comes in by WhatsApp goes out to the webhook channel of a rule: in order, as the API shows it, and only while the rule
+// is enabled.
+func TestRouting(t *testing.T) {
+	t.Parallel()
+	url := pgtest.New(t)
+	p := serve(t, url, nil)
+	c := newCustomer(t, management(t, p, url), "Shop")
+	own := newEndpoint(t)
+	meta := c.newChannel(t, "whatsapp_meta", "inbound", map[string]any{"phone_number_id": "1", "app_secret": "the app's secret", "verify_token": "handshake"})
+	hook := c.newChannel(t, "webhook", "duplex", map[string]any{"url": own.url})
+	rule := data[map[string]any](t, c.api.call(t, 201, "POST", "/api/v1/routing_rules", object(map[string]any{"routing_rule": map[string]any{
+		"name": "to the shop", "source_channel_id": meta.ID, "target_channel_ids": []string{hook.ID}}})))
+
+	from := startProvider(t, c, meta.ID, "the app's secret", 0)
+	const n = 20
+	for i := range n {
+		from.post(fmt.Sprint("wamid.", i), "491700001")
+	}
+	var chat string
+	var shown []json.RawMessage
+	eventually(t, patience, "all messages to be stored", func() bool {
+		if chats := data[[]struct{ ID string }](t, c.api.call(t, 200, "GET", "/api/v1/conversations?channel_id="+meta.ID, "")); len(chats) == 1 {
+			chat = chats[0].ID
+			shown = data[[]json.RawMessage](t, c.api.call(t, 200, "GET", "/api/v1/conversations/"+chat+"/activities", ""))
+		}
+		return len(shown) == n
+	})
+	eventually(t, patience, "all deliveries", func() bool { return len(own.arrivals()) >= n })
+	all := own.arrivals()
+	if len(all) != n {
+		t.Fatalf("%d deliveries of %d messages", len(all), n)
+	}
+	for i, got := range all {
+		var sent, want map[string]any
+		if err := errors.Join(json.Unmarshal(got.body, &sent), json.Unmarshal(shown[i], &want)); err != nil {
+			t.Fatal(err)
+		}
+		delete(sent, "timestamp") // the delivery's own
+		if diff := cmp.Diff(want, sent); diff != "" {
+			t.Errorf("delivery %d is not activity %d as the API shows it (-want +got):\n%s", i, i, diff)
+		}
+	}
+
+	// Switched off on one node, it leads nowhere on another either, within a second.
+	there := newAPI(t, serve(t, url, nil).base, "X-Api-Key", c.api.header.Get("X-Api-Key"))
+	routed := func() bool {
+		t.Helper()
+		m := data[message](t, there.call(t, 201, "POST", "/api/v1/conversations/"+chat+"/activities", `{"text":"hi"}`))
+		return len(data[[]any](t, there.call(t, 200, "GET", "/api/v1/deliveries?activity_id="+m.ID, ""))) > 0
+	}
+	if !routed() {
+		t.Error("a node that starts doesn't know the rule")
+	}
+	c.api.call(t, 200, "PATCH", "/api/v1/routing_rules/"+fmt.Sprint(rule["id"]), `{"routing_rule":{"enabled":false}}`)
+	eventually(t, time.Second, "the neighbour to follow", func() bool { return !routed() })
 }
 
 // paste runs what `server dev` printed as a newcomer would, in a shell, and returns what that printed. The one line that

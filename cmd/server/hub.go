@@ -47,6 +47,7 @@ type hub struct {
 	usage      *auth.Usage
 	activities *activity.Store
 	deliveries *delivery.Service
+	rules      *delivery.Rules
 	jobs       *jobs.Client
 	handler    http.Handler
 }
@@ -155,6 +156,7 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 		Workers: cfg.Workers, Pacer: delivery.NewPacer(limiter, hasher), Registerer: reg, Logger: log})
 	h.activities = activity.NewStore(h.pool, h.deliveries, h.deliveries, activity.Options{Registerer: reg, Logger: log})
 	h.deliveries.SetAppender(h.activities.Append)
+	h.rules = delivery.NewRules(h.pool, registry)
 	received := inbound.NewService(h.pool, h.channels, registry, h.activities, h.deliveries, inbound.Options{Registerer: reg, Logger: log})
 	h.jobs, err = jobs.New(h.pool, h.deliveries, jobs.Options{
 		Workers: cfg.Workers, SoftStop: cfg.ShutdownTimeout / 2, HardStop: cfg.ShutdownTimeout / 4, Logger: log})
@@ -167,7 +169,7 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 
 	h.handler, err = apphttp.New(apphttp.Deps{
 		Directory: h.directory, Tenants: h.tenants, Channels: h.channels, Registry: registry, Activities: h.activities,
-		Deliveries: h.deliveries, Inbound: received, Limiter: limiter, Hasher: hasher, Tokens: tokens, Usage: h.usage,
+		Deliveries: h.deliveries, Rules: h.rules, Inbound: received, Limiter: limiter, Hasher: hasher, Tokens: tokens, Usage: h.usage,
 		CursorKey: cursorKey, Pages: web.Files(), Logger: log, Registerer: reg, Gatherer: reg,
 		Checks: h.checks(), Draining: h.draining.Load,
 		Config: apphttp.Config{

@@ -141,7 +141,9 @@ type Channels interface {
 	Current(ctx context.Context, tenant tenants.ID, id uuid.UUID, version int64) (*channel.Channel, error)
 }
 
-// Directory knows the channels that exist, from memory; [tenants.Directory] is one.
+// Directory knows the channels that exist and where routing rules lead, from memory; [tenants.Directory] is one.
 type Directory interface {
 	Channel(id uuid.UUID) (*tenants.ChannelEntry, bool)
+	// Routes returns the distinct targets of the enabled routing rules of a source channel, without the source.
+	Routes(source uuid.UUID) []uuid.UUID
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
@@ -120,6 +121,52 @@ func TestTargets(t *testing.T) {
 			}
 			if test.want && (got[0] != activity.Target{ChannelID: test.ch, Ordered: dir.channels[test.ch].Ordered}) {
 				t.Errorf("target %+v", got[0])
+			}
+		})
+	}
+}
+
+func TestTargetsOfRules(t *testing.T) {
+	t.Parallel()
+	tenant, source, own := newID(), newID(), newID()
+	crm, bot, off, deaf, foreign, gone := newID(), newID(), newID(), newID(), newID(), newID()
+	dir := &directory{channels: map[uuid.UUID]channel.Channel{
+		source:  {TenantID: tenant, ID: source, Type: channel.TypeWhatsAppMeta, Mode: channel.ModeInbound, Status: channel.StatusActive},
+		own:     {TenantID: tenant, ID: own, Type: channel.TypeWebhook, Mode: channel.ModeDuplex, Status: channel.StatusInactive, Ordered: true},
+		crm:     {TenantID: tenant, ID: crm, Type: channel.TypeWebhook, Mode: channel.ModeOutbound, Status: channel.StatusActive, Ordered: true},
+		bot:     {TenantID: tenant, ID: bot, Type: channel.TypeEcho, Mode: channel.ModeOutbound, Status: channel.StatusActive},
+		off:     {TenantID: tenant, ID: off, Type: channel.TypeWebhook, Mode: channel.ModeDuplex, Status: channel.StatusInactive},
+		deaf:    {TenantID: tenant, ID: deaf, Type: channel.TypeWebhook, Mode: channel.ModeInbound, Status: channel.StatusActive},
+		foreign: {TenantID: newID(), ID: foreign, Type: channel.TypeWebhook, Mode: channel.ModeDuplex, Status: channel.StatusActive},
+	}, routes: map[uuid.UUID][]uuid.UUID{
+		source: {crm, bot, off, deaf, foreign, gone},
+		own:    {bot, crm},
+		crm:    {own}, // not followed from the others
+		gone:   {crm},
+	}}
+	s := NewService(nil, dir, channel.NewRegistry(&adapter{typ: channel.TypeWebhook}, &adapter{typ: channel.TypeEcho}), dir, Options{})
+	for name, test := range map[string]struct {
+		ch   uuid.UUID
+		new  activity.New
+		want []uuid.UUID
+	}{
+		"those that are active, send and are ours": {source, activity.New{Type: activity.TypeMessage, Sender: "u"}, []uuid.UUID{crm, bot}},
+		"also what the participant wrote":          {source, activity.New{Type: activity.TypeMessage, Sender: "u", ParticipantExternalID: "u"}, []uuid.UUID{crm, bot}},
+		"the own channel first, though inactive":   {own, activity.New{Type: activity.TypeMessage, Sender: "agent", ParticipantExternalID: "u"}, []uuid.UUID{own, bot, crm}},
+		"the author is spared the copy, they not":  {own, activity.New{Type: activity.TypeMessage, Sender: "u", ParticipantExternalID: "u"}, []uuid.UUID{bot, crm}},
+		"a bot's reply not to bots":                {own, activity.New{Type: activity.TypeMessage, Sender: "bot", Caller: "echo"}, []uuid.UUID{own, crm}},
+		"life cycle not to people":                 {source, activity.New{Type: activity.TypeConversationUpdate, Sender: "system"}, []uuid.UUID{crm}},
+		"receipts to nobody":                       {source, activity.New{Type: activity.TypeDeliveryReceipt, Sender: "system"}, nil},
+		"a deleted source leads nowhere":           {gone, activity.New{Type: activity.TypeMessage, Sender: "u"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var want []activity.Target
+			for _, id := range test.want {
+				want = append(want, activity.Target{ChannelID: id, Ordered: dir.channels[id].Ordered})
+			}
+			if diff := cmp.Diff(want, s.Targets(test.ch, &test.new)); diff != "" {
+				t.Errorf("targets (-want +got):\n%s", diff)
 			}
 		})
 	}

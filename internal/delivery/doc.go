@@ -18,7 +18,14 @@
 // worker's lease token and the delivery still has the number of attempts that the worker saw. Leases are measured by the
 // database's clock, time-outs by the node's monotonic one; no wall clock of a node decides anything.
 //
-// # Rules
+// # Where to
+//
+// An activity goes to its conversation's own channel and to the targets of the tenant's routing rules ([Rules]) with that
+// channel as the source; [Service.Targets] says under which conditions. The rules come from the directory, so that the append
+// makes no query for them: a change is in force on every node within a second, and on the node that made it with its answer.
+// In a lane of a target the conversation's order holds as in its own channel's.
+//
+// # Rules of delivery
 //
 //   - Retries: 5 attempts by default, after attempt n a wait of base * 3^n (10 s: 30, 90, 270, 810 s), at most an hour,
 //     lengthened by up to 10 % at random so that what failed together does not come back together. Retry-After lengthens a

@@ -13,6 +13,7 @@ import (
 
 	"converger/internal/activity"
 	"converger/internal/channel"
+	"converger/internal/tenants"
 )
 
 const (
@@ -25,22 +26,40 @@ const (
 	handoverRunning = 32
 )
 
-// Targets implements [activity.Targets]: an activity goes to its conversation's own channel, if the directory knows the
-// channel and it sends, unless the channel's participant wrote it or it is the channel's own reply. Life-cycle news and
-// typing go to webhooks only: people do not want to read them. The channel's status is not looked at: what is written
-// while it is inactive waits for it.
+// Targets implements [activity.Targets], from memory. An activity goes to
+//
+//   - its conversation's own channel, unless the channel's participant wrote it. The channel's status is not looked at: what
+//     is written while it is inactive waits for it.
+//   - the targets of the channel's enabled routing rules, each once, that are active. For one that is inactive at this moment
+//     no delivery is made, then or later. Rules of targets are not followed.
+//
+// Channels that are deleted or do not send drop out, as does each channel whose type made the activity as its reply: two
+// bots would never stop. Life-cycle news and typing go to webhooks only: people do not want to read them.
 func (s *Service) Targets(ch uuid.UUID, a *activity.New) []activity.Target {
-	entry, ok := s.directory.Channel(ch)
-	if !ok || !channel.Mode(entry.Mode).Sends() {
+	own, ok := s.directory.Channel(ch)
+	if !ok {
 		return nil
 	}
-	if _, sends := s.sender(channel.Type(entry.Type)); !sends || !wants(channel.Type(entry.Type), a.Type) {
-		return nil
+	var targets []activity.Target
+	if byParticipant := a.Sender != "" && a.Sender == a.ParticipantExternalID; !byParticipant && s.gets(own, a) {
+		targets = append(targets, activity.Target{ChannelID: ch, Ordered: own.Ordered})
 	}
-	if a.Sender != "" && a.Sender == a.ParticipantExternalID || a.Caller == replyCaller(channel.Type(entry.Type)) {
-		return nil
+	for _, id := range s.directory.Routes(ch) {
+		target, ok := s.directory.Channel(id)
+		// The array of targets has no foreign key: a row that names another tenant's channel must lead nowhere.
+		if !ok || target.TenantID != own.TenantID || channel.Status(target.Status) != channel.StatusActive || !s.gets(target, a) {
+			continue
+		}
+		targets = append(targets, activity.Target{ChannelID: id, Ordered: target.Ordered})
 	}
-	return []activity.Target{{ChannelID: ch, Ordered: entry.Ordered}}
+	return targets
+}
+
+// gets reports whether a channel, by its type and mode, delivers an activity.
+func (s *Service) gets(ch *tenants.ChannelEntry, a *activity.New) bool {
+	typ := channel.Type(ch.Type)
+	_, sends := s.sender(typ)
+	return sends && channel.Mode(ch.Mode).Sends() && wants(typ, a.Type) && a.Caller != replyCaller(typ)
 }
 
 // wants reports whether channels of a type get activities of a type at all.
@@ -54,8 +73,10 @@ func wants(t channel.Type, activityType string) bool {
 	return true
 }
 
-func (s *Service) sender(t channel.Type) (channel.Sender, bool) {
-	adapter, ok := s.registry.Lookup(t)
+func (s *Service) sender(t channel.Type) (channel.Sender, bool) { return senderOf(s.registry, t) }
+
+func senderOf(registry *channel.Registry, t channel.Type) (channel.Sender, bool) {
+	adapter, ok := registry.Lookup(t)
 	if !ok {
 		return nil, false
 	}

@@ -127,6 +127,13 @@ type world struct {
 type directory struct {
 	mu       sync.Mutex
 	channels map[uuid.UUID]channel.Channel
+	routes   map[uuid.UUID][]uuid.UUID
+}
+
+func (d *directory) Routes(source uuid.UUID) []uuid.UUID {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.routes[source]
 }
 
 func (d *directory) Channel(id uuid.UUID) (*tenants.ChannelEntry, bool) {

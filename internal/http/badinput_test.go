@@ -6,7 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"converger/internal/auth"
+	"converger/internal/delivery"
 	"converger/internal/tenants"
 )
 
@@ -45,16 +48,18 @@ func TestBadInput(t *testing.T) {
 	t.Parallel()
 	f := newFront(t)
 	conversation := f.newConversation(t).ID.String()
+	rule := must(f.Rules.Create(t.Context(), testActor, f.tenant.ID, delivery.NewRoutingRule{Name: "r", SourceChannelID: f.whatsapp.ID, TargetChannelIDs: []uuid.UUID{f.webhook.ID}}))
 	token := bearer(f.newToken(t, auth.Claims{UserID: "u"}))
 	for _, bucket := range []string{"activity_create", "inbound", "token_generate", "api_read"} {
 		limitOverride(t, f, `{"limit":1000000,"scale_ms":1000}`, bucket)
 	}
 	ids := strings.NewReplacer("{conversation_id}", conversation, "{tenant_id}", f.tenant.ID.String(), "{channel_id}", f.webhook.ID.String(),
-		"{bucket}", "upload", "{secret}", "x", "{key_id}", "01930000-0000-7000-8000-00000000dead")
+		"{bucket}", "upload", "{secret}", "x", "{rule_id}", rule.ID.String(), "{key_id}", "01930000-0000-7000-8000-00000000dead")
 	members := []string{"channel_id", "external_id", "display_name", "metadata", "type", "sender", "text", "attachments", "reply_to_id", "replyToId",
 		"channelData", "from", "user", "scope", "name", "scopes", "expires_at", "overlap_seconds", "secret", "limit", "scale_ms", "algorithm", "burst",
 		"mode", "status", "user_id", "config", "require_signature", "ordered", "rate_limit", "retry_policy", "max_in_flight", "idempotency_key", "conversation_id",
-		"delivery_id", "provider_message_id", "timestamp"}
+		"delivery_id", "provider_message_id", "timestamp", "routing_rule"}
+	ruleMembers := []string{"name", "source_channel_id", "target_channel_ids", "enabled"}
 
 	for _, rt := range f.routes {
 		if rt.body == bodyNone {
@@ -98,6 +103,11 @@ func TestBadInput(t *testing.T) {
 		send("too long", `{"text":"`+strings.Repeat("x", int(rt.maxBody))+`"}`)
 		for _, body := range wrongMembers(members...) {
 			send("member "+body[:min(len(body), 60)], body)
+		}
+		if strings.Contains(rt.pattern, "/routing_rules") {
+			for _, body := range wrongMembers(ruleMembers...) {
+				send("member "+body[:min(len(body), 60)], `{"routing_rule":`+body+`}`)
+			}
 		}
 		if rt.body == bodyRaw {
 			continue

@@ -61,8 +61,11 @@ func (c *call) ctx() context.Context { return c.r.Context() }
 // param is a parameter of the route's pattern.
 func (c *call) param(name string) string { return c.r.PathValue(name) }
 
-// actor is who changes something through the management API.
+// actor is who changes something: an operator, or a tenant by its API key.
 func (c *call) actor() tenants.Actor {
+	if c.Key != nil {
+		return tenants.Actor{Type: tenants.ActorTenantAPI, ID: c.Key.ID.String(), RequestID: c.id}
+	}
 	return tenants.Actor{Type: tenants.ActorOperator, ID: c.Operator.ID.String(), RequestID: c.id}
 }
 

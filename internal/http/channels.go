@@ -1,14 +1,12 @@
 package http
 
 import (
-	"bytes"
 	"net/http"
 	"time"
 
 	"github.com/google/uuid"
 
 	"converger/internal/channel"
-	"converger/internal/fault"
 	"converger/internal/tenants"
 )
 
@@ -179,16 +177,10 @@ func (s *server) updateChannel(c *call) (*reply, error) {
 		Config: f.object("config"), RequireSignature: f.optBool("require_signature"), Ordered: f.optBool("ordered"),
 		RateLimit: f.optStr("rate_limit"), RetryPolicy: f.object("retry_policy"), MaxInFlight: f.optInt("max_in_flight"),
 	}
-	for name, raw := range f.members {
-		if !bytes.Equal(bytes.TrimSpace(raw), []byte("null")) {
-			continue
-		}
-		if name == "rate_limit" {
-			patch.RateLimit = new(string)
-		} else if _, known := f.asked[name]; known {
-			f.fault(name, fault.InvalidType, "can't be null; leave it out to keep it")
-		}
+	if f.isNull("rate_limit") {
+		patch.RateLimit = new(string)
 	}
+	f.refuseNull("rate_limit")
 	f.refuseUnknown()
 	if err := f.err(); err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package http
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 
 	"converger/internal/activity"
@@ -62,6 +63,8 @@ var mappings = []mapping{
 
 	{delivery.ErrNotFound, codeNotFound, 0, "There is no such delivery."},
 	{delivery.ErrUnknownStatus, codeInvalidParameter, 0, "Invalid status."},
+	{delivery.ErrRuleNotFound, codeNotFound, 0, "There is no such routing rule."},
+	{delivery.ErrTooManyRules, codeConflict, 0, fmt.Sprintf("The tenant has %d routing rules, and no more are allowed. Delete one, or add targets to one.", delivery.MaxRules)},
 
 	{inbound.ErrNotFound, codeNotFound, 0, "There is no such event."},
 	{inbound.ErrNotAccepting, codeInboundRefused, 0, "The channel's type or mode takes no messages from outside."},

@@ -62,15 +62,28 @@ func escapePointer(name string) string {
 // raw is the member's JSON, nil when absent or null.
 func (f *fields) raw(name string) json.RawMessage {
 	f.asked[name] = struct{}{}
-	raw := f.members[name]
-	if bytes.Equal(bytes.TrimSpace(raw), []byte("null")) {
+	if f.isNull(name) {
 		return nil
 	}
-	return raw
+	return f.members[name]
 }
 
 // has tells whether the member is given and not null.
 func (f *fields) has(name string) bool { return f.raw(name) != nil }
+
+// refuseNull notes a fault for each member that was asked for and is null, but those that may be: a change keeps what it
+// leaves out. Called after the last read.
+func (f *fields) refuseNull(nullable ...string) {
+	for _, name := range slices.Sorted(maps.Keys(f.asked)) {
+		if f.isNull(name) && !slices.Contains(nullable, name) {
+			f.fault(name, fault.InvalidType, "can't be null; leave it out to keep it")
+		}
+	}
+}
+
+func (f *fields) isNull(name string) bool {
+	return bytes.Equal(bytes.TrimSpace(f.members[name]), []byte("null"))
+}
 
 func (f *fields) require(name string) {
 	if !f.has(name) {
@@ -160,6 +173,26 @@ func (f *fields) id(name string) *uuid.UUID {
 		return nil
 	}
 	return &id
+}
+
+// ids reads an array of UUIDs, nil when absent.
+func (f *fields) ids(name string) []uuid.UUID {
+	list := f.list(name)
+	if list == nil {
+		return nil
+	}
+	ids := make([]uuid.UUID, 0, len(list))
+	for i, raw := range list {
+		var text string
+		_ = json.Unmarshal(raw, &text) // what is no string stays ""
+		id, err := parseID(text)
+		if err != nil {
+			f.fault(name, fault.Malformed, "element %d must be a UUID", i)
+			return nil
+		}
+		ids = append(ids, id)
+	}
+	return ids
 }
 
 // instant reads an RFC 3339 time, nil when absent.

@@ -127,7 +127,7 @@ func newFrontAt(t testing.TB, database string, change ...func(*Deps)) *front {
 
 	d := Deps{
 		Directory: directory, Tenants: tenants.NewStore(f.pool), Channels: channels, Registry: reg, Activities: activities,
-		Deliveries: deliveries, Inbound: events, Hasher: hasher, Tokens: must(auth.NewTokens(testSecret)),
+		Deliveries: deliveries, Rules: delivery.NewRules(f.pool, reg), Inbound: events, Hasher: hasher, Tokens: must(auth.NewTokens(testSecret)),
 		CursorKey: testSecret, Pages: os.DirFS("../../web"), Logger: logger, Registerer: f.registry, Gatherer: f.registry,
 		Limiter: must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Registerer: f.registry})),
 		Config:  Config{PublicURL: "https://hub.example", CORSOrigins: []string{"https://app.example"}},

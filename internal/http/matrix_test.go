@@ -47,10 +47,13 @@ func TestForeignIDs(t *testing.T) {
 	if err != nil || len(events) != 1 {
 		t.Fatalf("the other tenant has %d events (%v), want 1", len(events), err)
 	}
+	sink := f.newChannel(t, other.ID, channel.NewChannel{Name: "sink", Type: channel.TypeEcho})
+	rule := must(f.Rules.Create(ctx, testActor, other.ID, delivery.NewRoutingRule{Name: "theirs", SourceChannelID: theirs.ID, TargetChannelIDs: []uuid.UUID{sink.ID}}))
 
 	foreign := map[string]string{
 		"conversation_id": conversation.ID.String(), "delivery_id": deliveries[0].ID.String(), "channel_id": theirs.ID.String(),
-		"tenant_id": f.tenant.ID.String(), "key_id": otherKey.ID.String(), "event_id": events[0].ID.String(), "bucket": "inbound", "secret": "x",
+		"tenant_id": f.tenant.ID.String(), "key_id": otherKey.ID.String(), "event_id": events[0].ID.String(), "rule_id": rule.ID.String(), "bucket": "inbound",
+		"secret": "x",
 	}
 	random := map[string]string{}
 	for name := range foreign {
@@ -59,6 +62,7 @@ func TestForeignIDs(t *testing.T) {
 	bodies := map[string]string{
 		"/activities": `{"text":"hi"}`, "/limits/{bucket}": `{"limit":1,"scale_ms":1000}`, "/keys": `{"name":"k"}`,
 		"/channels": `{"name":"c","type":"echo"}`, "/channels/{channel_id}": `{"name":"mine now"}`,
+		"/routing_rules/{rule_id}": `{"routing_rule":{"name":"mine now"}}`,
 	}
 	credentials := map[credential]option{
 		credentialKey: f.apiKey(), credentialOperator: f.ops(), credentialToken: bearer(f.newToken(t, auth.Claims{UserID: "u"})),
@@ -112,6 +116,9 @@ func TestForeignIDs(t *testing.T) {
 	if v := must(f.Activities.GetConversation(ctx, other.ID, conversation.ID, nil)); v.Status != activity.StatusActive {
 		t.Error("the other tenant's conversation was closed")
 	}
+	if r := must(f.Rules.Get(ctx, other.ID, rule.ID)); !cmp.Equal(r, rule) {
+		t.Errorf("the other tenant's rule became %+v", r)
+	}
 	if ch := must(f.Channels.Get(ctx, other.ID, theirs.ID)); ch.Name != "theirs" {
 		t.Error("the other tenant's channel was renamed")
 	}
@@ -146,6 +153,12 @@ func TestForeignIDsInBodies(t *testing.T) {
 		if n := len(a.get(t, "data").([]any)); n != 0 {
 			t.Errorf("%s shows %d of another tenant's", q, n)
 		}
+	}
+	for _, body := range []string{
+		`{"name":"r","source_channel_id":"` + theirs.ID.String() + `","target_channel_ids":["` + f.webhook.ID.String() + `"]}`,
+		`{"name":"r","source_channel_id":"` + f.webhook.ID.String() + `","target_channel_ids":["` + theirs.ID.String() + `"]}`,
+	} {
+		f.call(t, "POST", "/api/v1/routing_rules", `{"routing_rule":`+body+`}`, f.apiKey()).is(t, 422, codeValidationFailed)
 	}
 	after := f.rows(t)
 	delete(before, "inbound_events") // the event is stored, as every signed one is

@@ -63,6 +63,7 @@ type Deps struct {
 	Registry   *channel.Registry
 	Activities *activity.Store
 	Deliveries Deliveries
+	Rules      *delivery.Rules
 	Inbound    Inbound
 	Limiter    *ratelimit.Limiter
 	Hasher     ratelimit.Hasher
@@ -135,7 +136,7 @@ func New(d Deps) (http.Handler, error) {
 
 func newServer(d Deps) (*server, error) {
 	if d.Directory == nil || d.Tenants == nil || d.Channels == nil || d.Registry == nil || d.Activities == nil || d.Deliveries == nil ||
-		d.Inbound == nil || d.Limiter == nil || d.Tokens == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 || d.Hasher == (ratelimit.Hasher{}) {
+		d.Rules == nil || d.Inbound == nil || d.Limiter == nil || d.Tokens == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 || d.Hasher == (ratelimit.Hasher{}) {
 		return nil, errors.New("http: a dependency is missing")
 	}
 	pages, err := newPages(d.Pages)
@@ -157,6 +158,7 @@ func newServer(d Deps) (*server, error) {
 	s.registerPageRoutes()
 	s.registerConversationRoutes()
 	s.registerDeliveryRoutes()
+	s.registerRoutingRoutes()
 	s.registerClientRoutes()
 	s.registerInboundRoutes()
 	s.registerManagementRoutes()

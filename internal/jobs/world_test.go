@@ -48,6 +48,8 @@ func (w *world) Channel(id uuid.UUID) (*tenants.ChannelEntry, bool) {
 	return &tenants.ChannelEntry{ID: id, TenantID: w.tenant, Type: string(channel.TypeWebhook), Mode: "duplex", Ordered: true}, true
 }
 
+func (*world) Routes(uuid.UUID) []uuid.UUID { return nil }
+
 func (w *world) Current(context.Context, tenants.ID, uuid.UUID, int64) (*channel.Channel, error) {
 	return &w.channel, nil
 }

@@ -56,8 +56,8 @@ type DirectoryState struct {
 	Err         error     // of the last poll; nil when it succeeded
 }
 
-// Directory holds in memory what requests are judged by before any database work: tenants, API keys, channels and
-// operator tokens of all tenants. Lookups take no lock and allocate nothing; all methods are safe for concurrent use.
+// Directory holds in memory what requests are judged by before any database work: tenants, API keys, channels, operator
+// tokens and routing rules of all tenants. Lookups take no lock and allocate nothing; all methods are safe for concurrent use.
 // Entries are shared and must not be changed.
 //
 // It follows the database by configuration version: a poll reads the version and, when it has moved, the rows changed
@@ -115,6 +115,7 @@ func NewDirectory(pool *pgxpool.Pool, o DirectoryOptions) *Directory {
 		"api_key":        func(s *entrySet) int { return s.keys.len() },
 		"channel":        func(s *entrySet) int { return s.channels.len() },
 		"operator_token": func(s *entrySet) int { return s.operators.len() },
+		"routing_rule":   func(s *entrySet) int { return s.rules.len() },
 	} {
 		metrics.NewGaugeFunc(prometheus.GaugeOpts{Name: "converger_directory_entries",
 			Help: "Entries of the configuration in memory.", ConstLabels: prometheus.Labels{"kind": kind}},
@@ -149,6 +150,16 @@ func (d *Directory) ChannelBySecret(hash [32]byte) (*ChannelEntry, bool) {
 // ask [OperatorEntry.Usable].
 func (d *Directory) OperatorToken(hash [32]byte) (*OperatorEntry, bool) {
 	return d.set.Load().operators.get(hash)
+}
+
+// Routes returns the channels to which enabled routing rules copy what happens in a channel's conversations: each once,
+// never the channel itself, in no order that means anything. Whether they exist, send, or are switched on is for the caller
+// to ask [Directory.Channel]. The slice is shared and must not be changed.
+func (d *Directory) Routes(source uuid.UUID) []uuid.UUID {
+	if r, ok := d.set.Load().routes.get(source); ok {
+		return r.targets
+	}
+	return nil
 }
 
 // State says how fresh the directory is.

@@ -25,6 +25,9 @@ FROM channels WHERE version > $1 AND ($1 > 0 OR deleted_at IS NULL)`
 	operatorTokensSinceQuery = `
 SELECT id, name, hash, scopes, expires_at, revoked_at, version, (revoked_at <= now()) IS TRUE AS gone
 FROM operator_tokens WHERE version > $1 AND ($1 > 0 OR revoked_at IS NULL OR revoked_at > now())`
+	rulesSinceAllTenantsQuery = `
+SELECT id, source_channel_id, target_channel_ids, NOT enabled OR deleted_at IS NOT NULL AS gone
+FROM routing_rules WHERE version > $1 AND ($1 > 0 OR enabled AND deleted_at IS NULL)`
 )
 
 // changedRows is what changed after some version, as of version.
@@ -34,11 +37,12 @@ type changedRows struct {
 	keys      []changedRow[KeyEntry]
 	channels  []changedRow[ChannelEntry]
 	operators []changedRow[OperatorEntry]
+	rules     []changedRow[ruleEntry]
 }
 
 type changedRow[E any] struct {
 	entry *E
-	gone  bool // revoked or deleted
+	gone  bool // revoked, disabled or deleted
 }
 
 // readChanges reads all tables in one snapshot and one round trip; since 0 means the whole set.
@@ -51,6 +55,7 @@ func readChanges(ctx context.Context, pool *pgxpool.Pool, since int64) (r change
 		queueRows(&batch, &r.keys, scanKeyEntry, keysSinceAllTenantsQuery, since)
 		queueRows(&batch, &r.channels, scanChannelEntry, channelsSinceAllTenantsQuery, since)
 		queueRows(&batch, &r.operators, scanOperatorEntry, operatorTokensSinceQuery, since)
+		queueRows(&batch, &r.rules, scanRuleEntry, rulesSinceAllTenantsQuery, since)
 		return tx.SendBatch(ctx, &batch).Close()
 	})
 	return r, err
@@ -109,6 +114,11 @@ func scanOperatorEntry(row pgx.CollectableRow) (r changedRow[OperatorEntry], err
 	copy(t.hash[:], hash)
 	r.entry = t
 	return r, err
+}
+
+func scanRuleEntry(row pgx.CollectableRow) (r changedRow[ruleEntry], err error) {
+	r.entry = &ruleEntry{}
+	return r, row.Scan(&r.entry.id, &r.entry.source, &r.entry.targets, &r.gone)
 }
 
 func orZero(t *time.Time) time.Time {

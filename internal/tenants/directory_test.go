@@ -104,6 +104,8 @@ func TestDirectoryHoldsWhatIsInForce(t *testing.T) {
 	}
 	ch := newChannel(t, pool, tenant.ID, "site", "s1")
 	deleted := newChannel(t, pool, tenant.ID, "old", "s2")
+	newRule(t, pool, tenant.ID, ch, true, deleted) // a deleted target is the reader's to notice
+	newRule(t, pool, tenant.ID, deleted, false, ch)
 	change(t, pool, `UPDATE channels SET deleted_at = now(), version = (SELECT version FROM configuration) WHERE id = $1`, deleted)
 
 	metrics := prometheus.NewPedanticRegistry()
@@ -129,7 +131,7 @@ func TestDirectoryHoldsWhatIsInForce(t *testing.T) {
 		t.Errorf("token (-want +got):\n%s", diff)
 	}
 	wantChannel := &ChannelEntry{ID: ch, TenantID: tenant.ID, Type: "webhook", Mode: "duplex", Status: "active",
-		RequireSignature: true, Ordered: true, Version: version(t, pool) - 2, SecretHash: secrets.Hash("s1")}
+		RequireSignature: true, Ordered: true, Version: version(t, pool) - 4, SecretHash: secrets.Hash("s1")}
 	gotChannel, _ := d.Channel(ch)
 	if diff := cmp.Diff(wantChannel, gotChannel); diff != "" {
 		t.Errorf("channel (-want +got):\n%s", diff)
@@ -137,7 +139,11 @@ func TestDirectoryHoldsWhatIsInForce(t *testing.T) {
 	if bySecret, ok := d.ChannelBySecret(secrets.Hash("s1")); !ok || bySecret != gotChannel {
 		t.Errorf("by secret: %v", bySecret)
 	}
+	if diff := cmp.Diff([]uuid.UUID{deleted}, d.Routes(ch)); diff != "" {
+		t.Errorf("routes (-want +got):\n%s", diff)
+	}
 	for what, found := range map[string]bool{
+		"route of a disabled rule":  d.Routes(deleted) != nil,
 		"revoked key":               has(d.Key(hashOf(t, revokedText))),
 		"deleted channel":           has(d.Channel(deleted)),
 		"deleted channel by secret": has(d.ChannelBySecret(secrets.Hash("s2"))),
@@ -158,6 +164,7 @@ func TestDirectoryHoldsWhatIsInForce(t *testing.T) {
 		"converger_directory_entries{api_key}":        1,
 		"converger_directory_entries{channel}":        1,
 		"converger_directory_entries{operator_token}": 1,
+		"converger_directory_entries{routing_rule}":   1,
 		"converger_directory_entries{tenant}":         1,
 		"converger_directory_reloads_total{}":         1,
 		"converger_directory_early_polls_total{}":     0,
@@ -255,6 +262,66 @@ func TestDirectoryFollowsChanges(t *testing.T) {
 	if has(d.OperatorToken(tokenHash)) {
 		t.Error("revoked token found")
 	}
+}
+
+// newRule writes an enabled or disabled routing rule as package delivery would, in one configuration change.
+func newRule(t testing.TB, pool *pgxpool.Pool, tenant ID, source uuid.UUID, enabled bool, targets ...uuid.UUID) uuid.UUID {
+	t.Helper()
+	id := uuid.Must(uuid.NewV7())
+	change(t, pool, `
+INSERT INTO routing_rules (tenant_id, id, name, source_channel_id, target_channel_ids, enabled, version)
+SELECT $1, $2, $3, $4, $5, $6, version FROM configuration`, tenant, id, id.String(), source, targets, enabled)
+	return id
+}
+
+// Where rules lead follows each kind of change, and a directory that follows has what one has that reads everything.
+func TestDirectoryFollowsRules(t *testing.T) {
+	t.Parallel()
+	s, pool := newStore(t)
+	tenant := newTenant(t, s, "Acme")
+	var ch [5]uuid.UUID
+	names := map[uuid.UUID]int{}
+	for i := range ch {
+		ch[i] = newChannel(t, pool, tenant.ID, fmt.Sprint(i), fmt.Sprint("s", i))
+		names[ch[i]] = i
+	}
+	d := newDirectory(t, pool, DirectoryOptions{})
+	expect := func(what string, want map[int][]int) {
+		t.Helper()
+		refresh(t, d)
+		for _, at := range []*Directory{d, newDirectory(t, pool, DirectoryOptions{})} {
+			got := map[int][]int{}
+			for i := range ch {
+				for _, target := range at.Routes(ch[i]) {
+					got[i] = append(got[i], names[target])
+				}
+			}
+			if diff := cmp.Diff(want, got, cmpopts.SortSlices(func(a, b int) bool { return a < b })); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", what, diff)
+			}
+		}
+	}
+	alter := func(id uuid.UUID, set string, args ...any) {
+		t.Helper()
+		change(t, pool, `UPDATE routing_rules SET `+set+`, version = (SELECT version FROM configuration) WHERE id = $1`, append([]any{id}, args...)...)
+	}
+
+	expect("no rule", map[int][]int{})
+	first := newRule(t, pool, tenant.ID, ch[0], true, ch[1], ch[2])
+	second := newRule(t, pool, tenant.ID, ch[0], true, ch[2], ch[3])
+	expect("two rules of a source, each target once", map[int][]int{0: {1, 2, 3}})
+	alter(first, "enabled = false")
+	expect("one disabled", map[int][]int{0: {2, 3}})
+	alter(first, "enabled = true")
+	expect("and enabled", map[int][]int{0: {1, 2, 3}})
+	alter(second, "target_channel_ids = $2", []uuid.UUID{ch[4]})
+	expect("other targets", map[int][]int{0: {1, 2, 4}})
+	alter(second, "source_channel_id = $2", ch[3])
+	expect("another source", map[int][]int{0: {1, 2}, 3: {4}})
+	alter(first, "deleted_at = now()")
+	expect("one deleted", map[int][]int{3: {4}})
+	alter(second, "deleted_at = now()")
+	expect("all deleted", map[int][]int{})
 }
 
 func TestDirectoryFollowsChannelSecrets(t *testing.T) {

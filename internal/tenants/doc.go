@@ -4,7 +4,7 @@
 // It decides how keys look ([ParseKey]) and when they are usable; what a change of configuration is ([BumpTx] first, the
 // change, [AuditTx], one transaction) and how it reaches every node ([Directory]). It does not decide what a limit
 // override may say (package ratelimit) nor what a channel is (package channel); the directory holds of a channel only
-// what is needed ahead of the database.
+// what is needed ahead of the database, and of routing rules (package delivery) only where they lead.
 //
 // It may import fault, secrets and postgres; it is a leaf to everything else.
 //

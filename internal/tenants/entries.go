@@ -73,6 +73,20 @@ type OperatorEntry struct {
 	hash [32]byte
 }
 
+// ruleEntry is what a node knows of an enabled routing rule; disabled ones are not in the directory.
+type ruleEntry struct {
+	id      uuid.UUID
+	source  uuid.UUID
+	targets []uuid.UUID
+}
+
+// routeEntry is what the enabled rules of one source channel come to. It always has a rule.
+type routeEntry struct {
+	source  uuid.UUID
+	rules   []*ruleEntry
+	targets []uuid.UUID // of all rules, each once
+}
+
 // Usable returns nil, [ErrKeyRevoked] or [ErrKeyExpired].
 func (t *OperatorEntry) Usable(now time.Time) error { return usable(now, t.ExpiresAt, t.RevokedAt) }
 
@@ -94,6 +108,8 @@ type entrySet struct {
 	secrets   *index[[32]byte, ChannelEntry] // by the current secret
 	previous  *index[[32]byte, ChannelEntry] // by the previous secret, of those that have one
 	operators *index[[32]byte, OperatorEntry]
+	rules     *index[uuid.UUID, ruleEntry]
+	routes    *index[uuid.UUID, routeEntry] // by the source channel
 }
 
 func newEntrySet(r changedRows) *entrySet {
@@ -104,6 +120,8 @@ func newEntrySet(r changedRows) *entrySet {
 		secrets:   newIndex(len(r.channels), func(c *ChannelEntry) [32]byte { return c.SecretHash }, hashSpot),
 		previous:  newIndex(0, func(c *ChannelEntry) [32]byte { return c.PreviousSecretHash }, hashSpot),
 		operators: newIndex(len(r.operators), func(t *OperatorEntry) [32]byte { return t.hash }, hashSpot),
+		rules:     newIndex(len(r.rules), func(r *ruleEntry) uuid.UUID { return r.id }, idSpot),
+		routes:    newIndex(0, func(r *routeEntry) uuid.UUID { return r.source }, idSpot),
 	}
 }
 
@@ -147,6 +165,9 @@ func (s *entrySet) apply(r changedRows, derive Deriver) {
 	for _, c := range r.channels {
 		s.applyChannel(c.entry, c.gone, derive)
 	}
+	for _, rule := range r.rules {
+		s.applyRule(rule.entry, rule.gone)
+	}
 	for _, t := range r.operators {
 		if t.gone {
 			s.operators.remove(t.entry.hash)
@@ -185,4 +206,48 @@ func (s *entrySet) applyChannel(c *ChannelEntry, gone bool, derive Deriver) {
 	if holder, ok := s.previous.get(old.PreviousSecretHash); ok && holder.ID == c.ID && old.PreviousSecretHash != c.PreviousSecretHash {
 		s.previous.remove(old.PreviousSecretHash)
 	}
+}
+
+// applyRule replaces, adds or takes away one rule. Routes are made anew and replaced whole: a reader sees all the targets
+// from before the change of a rule, or all from after it.
+func (s *entrySet) applyRule(rule *ruleEntry, gone bool) {
+	old, known := s.rules.get(rule.id)
+	if gone {
+		s.rules.remove(rule.id)
+	} else {
+		s.rules.put(rule)
+		s.reroute(rule.source, rule.id, rule)
+	}
+	if known && (gone || old.source != rule.source) {
+		s.reroute(old.source, rule.id, nil)
+	}
+}
+
+// reroute makes the route of a source with one rule replaced, added, or, for a nil rule, taken away.
+func (s *entrySet) reroute(source, id uuid.UUID, rule *ruleEntry) {
+	route := &routeEntry{source: source}
+	if old, ok := s.routes.get(source); ok {
+		for _, r := range old.rules {
+			if r.id != id {
+				route.rules = append(route.rules, r)
+			}
+		}
+	}
+	if rule != nil {
+		route.rules = append(route.rules, rule)
+	}
+	if len(route.rules) == 0 {
+		s.routes.remove(source)
+		return
+	}
+	seen := make(map[uuid.UUID]struct{})
+	for _, r := range route.rules {
+		for _, t := range r.targets {
+			if _, twice := seen[t]; !twice {
+				seen[t] = struct{}{}
+				route.targets = append(route.targets, t)
+			}
+		}
+	}
+	s.routes.put(route)
 }

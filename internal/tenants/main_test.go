@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"converger/internal/secrets"
@@ -50,16 +51,13 @@ SELECT $1, $2, $3, 'webhook', 'duplex', '', '', $4, version FROM configuration`,
 // change runs one statement as a change of configuration; it may read the new version from the configuration row.
 func change(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
 	t.Helper()
-	tx, err := pool.Begin(t.Context())
-	if err == nil {
-		_, err = BumpTx(t.Context(), tx)
-	}
-	if err == nil {
-		_, err = tx.Exec(t.Context(), sql, args...)
-	}
-	if err == nil {
-		err = tx.Commit(t.Context())
-	}
+	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		if _, err := BumpTx(t.Context(), tx); err != nil {
+			return err
+		}
+		_, err := tx.Exec(t.Context(), sql, args...)
+		return err
+	})
 	if err != nil {
 		t.Fatalf("change: %v", err)
 	}

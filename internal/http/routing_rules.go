@@ -1,0 +1,162 @@
+package http
+
+import (
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/google/uuid"
+
+	"converger/internal/delivery"
+	"converger/internal/fault"
+	"converger/internal/ratelimit"
+	"converger/internal/tenants"
+)
+
+// registerRoutingRoutes: where a tenant's channels copy their activities to.
+func (s *server) registerRoutingRoutes() {
+	const list, one = "/api/v1/routing_rules", "/api/v1/routing_rules/{rule_id}"
+	read := route{method: http.MethodGet, auth: credentialKey, scope: tenants.ScopeRead, bucket: ratelimit.APIRead}
+	write := route{method: http.MethodPost, auth: credentialKey, scope: tenants.ScopeWrite, bucket: ratelimit.APIRead}
+
+	s.register(write.at(list, s.createRoutingRule).takes(bodyJSON))
+	s.register(read.at(list, s.listRoutingRules))
+	s.register(read.at(one, s.getRoutingRule))
+	s.register(write.by(http.MethodPatch).at(one, s.updateRoutingRule).takes(bodyJSON))
+	s.register(write.by(http.MethodPut).at(one, s.updateRoutingRule).takes(bodyJSON)) // partial as well, as documented
+	s.register(write.by(http.MethodDelete).at(one, s.deleteRoutingRule))
+}
+
+type routingRuleBody struct {
+	ID               uuid.UUID   `json:"id"`
+	Name             string      `json:"name"`
+	SourceChannelID  uuid.UUID   `json:"source_channel_id"`
+	TargetChannelIDs []uuid.UUID `json:"target_channel_ids"`
+	Enabled          bool        `json:"enabled"`
+	TenantID         uuid.UUID   `json:"tenant_id"`
+	InsertedAt       time.Time   `json:"inserted_at"`
+	UpdatedAt        time.Time   `json:"updated_at"`
+}
+
+func routingRuleJSON(r delivery.RoutingRule) routingRuleBody {
+	return routingRuleBody{
+		ID: r.ID, Name: r.Name, SourceChannelID: r.SourceChannelID, TargetChannelIDs: r.TargetChannelIDs, Enabled: r.Enabled,
+		TenantID: r.TenantID, InsertedAt: r.InsertedAt.UTC(), UpdatedAt: r.UpdatedAt.UTC(),
+	}
+}
+
+// ruleMember is the member of a body that holds the rule. Beside it, and in it, unknown members are ignored: clients send
+// back what they were shown.
+const ruleMember = "routing_rule"
+
+// ruleFields reads the members of the body's rule.
+func ruleFields(c *call) (*fields, error) {
+	f, err := c.object()
+	if err != nil {
+		return nil, err
+	}
+	rule := f.sub(ruleMember)
+	if !f.has(ruleMember) || f.err() != nil {
+		return nil, newProblem(codeMalformedBody, "The body must hold the rule as an object in the member %q.", ruleMember)
+	}
+	return rule, nil
+}
+
+// inRule moves the pointers of refused fields to where the body has them.
+func inRule(err error) error {
+	var invalid *fault.Invalid
+	if !errors.As(err, &invalid) {
+		return err
+	}
+	moved := &fault.Invalid{}
+	for _, f := range invalid.Fields {
+		f.Pointer = "/" + ruleMember + f.Pointer
+		moved.Fields = append(moved.Fields, f)
+	}
+	return moved
+}
+
+func (s *server) createRoutingRule(c *call) (*reply, error) {
+	f, err := ruleFields(c)
+	if err != nil {
+		return nil, err
+	}
+	in := delivery.NewRoutingRule{Name: f.str("name"), TargetChannelIDs: f.ids("target_channel_ids"), Enabled: f.optBool("enabled")}
+	if source := f.id("source_channel_id"); source != nil {
+		in.SourceChannelID = *source
+	}
+	if err := f.err(); err != nil {
+		return nil, err
+	}
+	r, err := s.Rules.Create(c.ctx(), c.actor(), c.Tenant.ID, in)
+	if err != nil {
+		return nil, inRule(err)
+	}
+	s.changed(c)
+	p, err := dataReply(http.StatusCreated, routingRuleJSON(r))
+	if err != nil {
+		return nil, err
+	}
+	return p.with("Location", "/api/v1/routing_rules/"+r.ID.String()), nil
+}
+
+// listRoutingRules has no pages: a tenant has at most [delivery.MaxRules].
+func (s *server) listRoutingRules(c *call) (*reply, error) {
+	found, err := s.Rules.List(c.ctx(), c.Tenant.ID)
+	if err != nil {
+		return nil, err
+	}
+	bodies := make([]routingRuleBody, len(found))
+	for i, r := range found {
+		bodies[i] = routingRuleJSON(r)
+	}
+	return dataReply(http.StatusOK, bodies)
+}
+
+func (s *server) getRoutingRule(c *call) (*reply, error) {
+	id, err := c.pathID("rule_id")
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.Rules.Get(c.ctx(), c.Tenant.ID, id)
+	if err != nil {
+		return nil, err
+	}
+	return dataReply(http.StatusOK, routingRuleJSON(r))
+}
+
+// updateRoutingRule changes the members that are given.
+func (s *server) updateRoutingRule(c *call) (*reply, error) {
+	id, err := c.pathID("rule_id")
+	if err != nil {
+		return nil, err
+	}
+	f, err := ruleFields(c)
+	if err != nil {
+		return nil, err
+	}
+	patch := delivery.RoutingRulePatch{Name: f.optStr("name"), SourceChannelID: f.id("source_channel_id"),
+		TargetChannelIDs: f.ids("target_channel_ids"), Enabled: f.optBool("enabled")}
+	f.refuseNull()
+	if err := f.err(); err != nil {
+		return nil, err
+	}
+	r, err := s.Rules.Update(c.ctx(), c.actor(), c.Tenant.ID, id, patch)
+	if err != nil {
+		return nil, inRule(err)
+	}
+	s.changed(c)
+	return dataReply(http.StatusOK, routingRuleJSON(r))
+}
+
+func (s *server) deleteRoutingRule(c *call) (*reply, error) {
+	id, err := c.pathID("rule_id")
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Rules.Delete(c.ctx(), c.actor(), c.Tenant.ID, id); err != nil {
+		return nil, err
+	}
+	s.changed(c)
+	return &reply{status: http.StatusNoContent}, nil
+}

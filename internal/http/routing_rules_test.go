@@ -1,0 +1,173 @@
+package http
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
+
+	"converger/internal/activity"
+	"converger/internal/channel"
+	"converger/internal/delivery"
+)
+
+const rulesPath = "/api/v1/routing_rules"
+
+// ruleJSON is the body of a rule, wrapped as the API wants it.
+func ruleJSON(name string, source uuid.UUID, targets ...uuid.UUID) string {
+	quoted := make([]string, len(targets))
+	for i, id := range targets {
+		quoted[i] = `"` + id.String() + `"`
+	}
+	return fmt.Sprintf(`{"routing_rule":{"name":%q,"source_channel_id":%q,"target_channel_ids":[%s]}}`, name, source, strings.Join(quoted, ","))
+}
+
+func TestRoutingRules(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	echo := f.newChannel(t, f.tenant.ID, channel.NewChannel{Name: "bot", Type: channel.TypeEcho})
+
+	// Made, it is shown in the documented shape, and in force with its answer.
+	made := f.call(t, "POST", rulesPath, ruleJSON("shop", f.webhook.ID, echo.ID), f.apiKey())
+	made.is(t, 201, "")
+	rule := made.json(t)["data"].(map[string]any)
+	path := rulesPath + "/" + rule["id"].(string)
+	want := map[string]any{"id": rule["id"], "name": "shop", "source_channel_id": f.webhook.ID.String(), "target_channel_ids": []any{echo.ID.String()},
+		"enabled": true, "tenant_id": f.tenant.ID.String(), "inserted_at": rule["inserted_at"], "updated_at": rule["updated_at"]}
+	if diff := cmp.Diff(want, rule); diff != "" || rule["inserted_at"] == nil || made.Header.Get("Location") != path {
+		t.Errorf("made, at %q (-want +got):\n%s", made.Header.Get("Location"), diff)
+	}
+	chat := f.newConversation(t).ID
+	delivered := func(what string, want ...uuid.UUID) {
+		t.Helper()
+		a := f.call(t, "POST", "/api/v1/conversations/"+chat.String()+"/activities", `{"text":"hi"}`, f.apiKey())
+		a.is(t, 201, "")
+		id := uuid.MustParse(a.get(t, "data", "id").(string))
+		list, _, err := f.Deliveries.List(t.Context(), f.tenant.ID, delivery.Filter{ActivityID: &id}, uuid.Nil, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[uuid.UUID]bool{}
+		for _, d := range list {
+			got[d.ChannelID] = true
+		}
+		expect := map[uuid.UUID]bool{}
+		for _, id := range want {
+			expect[id] = true
+		}
+		if diff := cmp.Diff(expect, got); diff != "" {
+			t.Errorf("%s: delivered to (-want +got):\n%s", what, diff)
+		}
+	}
+	delivered("a new rule", f.webhook.ID, echo.ID)
+
+	// The list is by name, without pages.
+	second := f.call(t, "POST", rulesPath, ruleJSON("after", f.whatsapp.ID, f.webhook.ID), f.apiKey())
+	second.is(t, 201, "")
+	list := f.call(t, "GET", rulesPath, "", f.apiKey())
+	list.is(t, 200, "")
+	if diff := cmp.Diff(map[string]any{"data": []any{second.get(t, "data"), want}}, list.json(t)); diff != "" {
+		t.Errorf("list (-want +got):\n%s", diff)
+	}
+
+	// PATCH and PUT are partial, and take back what was shown.
+	for method, enabled := range map[string]bool{"PATCH": false, "PUT": false} {
+		a := f.call(t, method, path, fmt.Sprintf(`{"routing_rule":{"id":"ignored","enabled":%t},"also":"ignored"}`, enabled), f.apiKey())
+		a.is(t, 200, "")
+		want["enabled"], want["updated_at"] = enabled, a.get(t, "data", "updated_at")
+		if diff := cmp.Diff(any(want), a.get(t, "data")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", method, diff)
+		}
+	}
+	delivered("a disabled rule", f.webhook.ID)
+	shown := f.call(t, "GET", path, "", f.apiKey())
+	if diff := cmp.Diff(any(want), shown.get(t, "data")); diff != "" {
+		t.Errorf("shown (-want +got):\n%s", diff)
+	}
+	f.call(t, "PUT", path, strings.Replace(strings.Replace(string(shown.body), `"data"`, `"routing_rule"`, 1), `"enabled":false`, `"enabled":true`, 1), f.apiKey()).is(t, 200, "")
+	delivered("an enabled rule", f.webhook.ID, echo.ID)
+
+	f.call(t, "DELETE", path, "", f.apiKey()).is(t, 204, "")
+	for _, method := range []string{"GET", "DELETE"} {
+		f.call(t, method, path, "", f.apiKey()).is(t, 404, codeNotFound)
+	}
+	f.call(t, "PATCH", path, `{"routing_rule":{"name":"x"}}`, f.apiKey()).is(t, 404, codeNotFound)
+	delivered("a deleted rule", f.webhook.ID)
+
+	// Every change is the tenant's own in the audit log.
+	var changes, others int
+	err := f.pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE actor_type <> 'tenant_api' OR actor_id = '' OR request_id IS NULL OR tenant_id <> $1)
+		FROM audit_log WHERE resource_type = 'routing_rule'`, f.tenant.ID).Scan(&changes, &others)
+	if err != nil || changes != 5 || others != 0 {
+		t.Errorf("audit log: %d changes of rules, %d by others (%v), want 5 and 0", changes, others, err)
+	}
+}
+
+func TestRoutingRuleRefusals(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	made := f.call(t, "POST", rulesPath, ruleJSON("there", f.whatsapp.ID, f.webhook.ID), f.apiKey())
+	made.is(t, 201, "")
+	path := rulesPath + "/" + made.get(t, "data", "id").(string)
+	for _, body := range []string{`{}`, `{"name":"x"}`, `{"routing_rule":null}`, `{"routing_rule":[]}`, `{"routing_rule":"x"}`} {
+		f.call(t, "POST", rulesPath, body, f.apiKey()).is(t, 400, codeMalformedBody)
+		f.call(t, "PATCH", path, body, f.apiKey()).is(t, 400, codeMalformedBody)
+	}
+	f.call(t, "GET", rulesPath+"/7", "", f.apiKey()).is(t, 400, codeMalformedID)
+
+	type refusal struct{ Pointer, Code, Detail any }
+	for name, tt := range map[string]struct {
+		method, body string
+		want         []refusal
+	}{
+		"nothing": {"POST", `{"routing_rule":{}}`, []refusal{{"#/routing_rule/name", "required", "is required"}, {"#/routing_rule/source_channel_id", "required", "is required"},
+			{"#/routing_rule/target_channel_ids", "required", "is required: name 1 to 20 channels"}}},
+		"a name again": {"POST", ruleJSON("there", f.whatsapp.ID, f.webhook.ID), []refusal{{"#/routing_rule/name", "conflict", "has already been taken"}}},
+		"inbound-only": {"POST", ruleJSON("back", f.webhook.ID, f.whatsapp.ID), []refusal{{"#/routing_rule/target_channel_ids", "conflict",
+			"these target channels are inbound-only and cannot deliver outbound: whatsapp"}}},
+		"no UUID": {"PATCH", `{"routing_rule":{"target_channel_ids":["` + f.webhook.ID.String() + `",7],"source_channel_id":"x","name":1,"enabled":"yes"}}`, []refusal{
+			{"#/routing_rule/name", "invalid_type", "must be a string"}, {"#/routing_rule/source_channel_id", "malformed", "must be a UUID"},
+			{"#/routing_rule/target_channel_ids", "malformed", "element 1 must be a UUID"}, {"#/routing_rule/enabled", "invalid_type", "must be true or false"}}},
+		"null":       {"PUT", `{"routing_rule":{"name":null}}`, []refusal{{"#/routing_rule/name", "invalid_type", "can't be null; leave it out to keep it"}}},
+		"no targets": {"PATCH", `{"routing_rule":{"target_channel_ids":[]}}`, []refusal{{"#/routing_rule/target_channel_ids", "required", "is required: name 1 to 20 channels"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			at := rulesPath
+			if tt.method != "POST" {
+				at = path
+			}
+			a := f.call(t, tt.method, at, tt.body, f.apiKey())
+			a.is(t, 422, codeValidationFailed)
+			var got []refusal
+			for _, e := range a.get(t, "errors").([]any) {
+				m := e.(map[string]any)
+				got = append(got, refusal{m["pointer"], m["code"], m["detail"]})
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A deleted channel drops out of the routes at once, and its rule stays where the tenant can see it.
+func TestRoutingRuleOfADeletedChannel(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	sink := f.newChannel(t, f.tenant.ID, channel.NewChannel{Name: "sink", Type: channel.TypeWebhook, Config: raw(`{"url":"http://127.0.0.1:9/"}`)})
+	made := f.call(t, "POST", rulesPath, ruleJSON("there", f.webhook.ID, sink.ID), f.apiKey())
+	made.is(t, 201, "")
+	a := &activity.New{Type: activity.TypeMessage, Sender: "user"}
+	targets := func() int { return len(f.Deliveries.(*delivery.Service).Targets(f.webhook.ID, a)) }
+	if n := targets(); n != 2 {
+		t.Errorf("%d targets, want 2", n)
+	}
+	f.call(t, "DELETE", managementPrefix+"/channels/"+sink.ID.String(), "", f.ops()).is(t, 204, "")
+	if n := targets(); n != 1 {
+		t.Errorf("%d targets without the deleted channel, want 1", n)
+	}
+	f.call(t, "GET", rulesPath+"/"+made.get(t, "data", "id").(string), "", f.apiKey()).is(t, 200, "")
+}
