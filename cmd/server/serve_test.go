@@ -245,14 +245,17 @@ func TestSmallPool(t *testing.T) {
 		failed = data[[]wire](t, ops.call(t, 200, "GET", "/api/v1/management/inbound_events?state=failed", ""))
 		return len(failed) == 1
 	})
-	victims := make([]struct{ channel, key string }, 16)
+	victims := make([]struct{ channel, key, rule string }, 16)
+	ruleTo := fmt.Sprintf(`"source_channel_id":%q,"target_channel_ids":[%q]`, meta.ID, hook.ID)
 	for i := range victims {
 		victims[i].channel = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/tenants/"+c.id+"/channels", fmt.Sprintf(`{"name":"victim %d","type":"echo","mode":"outbound"}`, i))).ID
 		victims[i].key = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/tenants/"+c.id+"/keys", fmt.Sprintf(`{"name":"victim %d"}`, i))).ID
+		victims[i].rule = data[wire](t, c.api.call(t, 201, "POST", "/api/v1/routing_rules", fmt.Sprintf(`{"routing_rule":{"name":"victim %d",%s}}`, i, ruleTo))).ID
 	}
 
 	stopWatch := watchIdleTransactions(t, url, time.Second)
 	const conversations, client, channels, mgmt = "/api/v1/conversations", "/api/v1/converger", "/api/v1/channels/", "/api/v1/management"
+	const rules = "/api/v1/routing_rules"
 	tenant := mgmt + "/tenants/" + c.id
 	steady := func(by *api, path, body string) func(int) (*api, string, string) {
 		return func(int) (*api, string, string) { return by, path, body }
@@ -286,6 +289,12 @@ func TestSmallPool(t *testing.T) {
 		"POST /api/v1/management/tenants/{tenant_id}/suspend":                          steady(ops, tenant+"/suspend", ""),
 		"POST /api/v1/management/tenants/{tenant_id}/activate":                         steady(ops, tenant+"/activate", ""),
 		"POST /api/v1/management/tenants/{tenant_id}/inbound_events/{event_id}/replay": steady(ops, tenant+"/inbound_events/"+failed[0].ID+"/replay", ""),
+		"POST /api/v1/routing_rules":                                                   numbered(c.api, rules, `{"routing_rule":{"name":"rule %d",`+ruleTo+`}}`),
+		"PATCH /api/v1/routing_rules/{rule_id}":                                        numbered(c.api, rules+"/"+victims[0].rule, `{"routing_rule":{"name":"patched %d"}}`),
+		"PUT /api/v1/routing_rules/{rule_id}":                                          numbered(c.api, rules+"/"+victims[0].rule, `{"routing_rule":{"name":"put %d"}}`),
+		"DELETE /api/v1/routing_rules/{rule_id}": func(i int) (*api, string, string) {
+			return c.api, rules + "/" + victims[i].rule, ""
+		},
 		"POST /api/v1/management/tenants/{tenant_id}/keys/{key_id}/revoke": func(i int) (*api, string, string) {
 			return ops, tenant + "/keys/" + victims[i].key + "/revoke", ""
 		},
