@@ -127,6 +127,9 @@ type New struct {
 	Attachments []json.RawMessage
 	Metadata    json.RawMessage // an object; nil or null becomes {}
 	ReplyToID   *uuid.UUID
+	// Uploads are stored files. Each gets a row in the activity's transaction, and is the activity's attachment behind
+	// those in Attachments.
+	Uploads []Upload
 
 	// ParticipantExternalID is the external id of the conversation's participant, so that [Targets] can spare the author
 	// an echo. The store fills it in before it asks for the targets.

@@ -169,6 +169,7 @@ func (s *Store) appendItems(ctx context.Context, tx *session, news []*New, resul
 	}
 	done.created = make([]Activity, 0, created)
 	work := make([]Work, 0, created)
+	var files uploadColumns
 	for i, n := range news {
 		r := &results[i]
 		if r.Err != nil || r.Repeat {
@@ -176,11 +177,17 @@ func (s *Store) appendItems(ctx context.Context, tx *session, news []*New, resul
 		}
 		a := &r.Activity
 		done.created = append(done.created, *a)
+		files.add(a, n.Uploads)
 		for _, t := range s.targets.Targets(a.ChannelID, n) {
 			work = append(work, Work{
 				TenantID: a.TenantID, ChannelID: t.ChannelID, Ordered: t.Ordered,
 				ConversationID: a.ConversationID, ActivityID: a.ID, Seq: a.Seq,
 			})
+		}
+	}
+	if len(files.id) > 0 {
+		if _, err := tx.tx.Exec(ctx, insertUploadsSQL, files.args()...); err != nil {
+			return done, fmt.Errorf("activity: insert attachments: %w", err)
 		}
 	}
 	if len(work) > 0 {

@@ -50,7 +50,8 @@ var (
 // the caller has set it. The error is a *[fault.Invalid] that lists everything wrong.
 //
 // BodyHash is SHA-256 over that form of type, sender, text, attachments, metadata and reply_to_id, each with its length:
-// the same JSON with other spacing, escapes or order of members is the same body, an absent text is not an empty one.
+// the same JSON with other spacing, escapes or order of members is the same body, an absent text is not an empty one. Of
+// an upload it takes the name and the SHA-256 of the bytes.
 //
 // A second call on an accepted n costs nothing, so a caller may validate early; n must not be changed in between.
 func Validate(n *New) error {
@@ -88,12 +89,12 @@ func Validate(n *New) error {
 	// The caller's slices are left alone: it may send the same ones again.
 	metadata := checkMetadata(&bad, n.Metadata)
 	var attachments []json.RawMessage
-	if len(n.Attachments) > MaxAttachments {
+	if len(n.Attachments)+len(n.Uploads) > MaxAttachments {
 		bad.Addf("/attachments", fault.TooLong, "should have at most %d item(s)", MaxAttachments)
-	} else if len(n.Attachments) > 0 {
-		attachments = make([]json.RawMessage, len(n.Attachments))
+	} else if len(n.Attachments)+len(n.Uploads) > 0 {
+		attachments = make([]json.RawMessage, 0, len(n.Attachments)+len(n.Uploads))
 		for i, raw := range n.Attachments {
-			attachments[i] = checkAttachment(&bad, i, raw)
+			attachments = append(attachments, checkAttachment(&bad, i, raw))
 		}
 	}
 	// A misspelt member would else become an empty message in somebody's hands.
@@ -106,6 +107,9 @@ func Validate(n *New) error {
 	n.Metadata, n.Attachments = metadata, attachments
 	if n.BodyHash == nil {
 		n.BodyHash = bodyHash(n)
+	}
+	for i := range n.Uploads { // not in the hash: their ids are new each time
+		n.Attachments = append(n.Attachments, n.Uploads[i].attachment())
 	}
 	n.valid = true
 	return nil
@@ -480,6 +484,9 @@ func bodyHash(n *New) []byte {
 	b = appendPart(b, n.Metadata)
 	if n.ReplyToID != nil {
 		b = append(b, n.ReplyToID[:]...)
+	}
+	for _, u := range n.Uploads {
+		b = append(appendPart(b, u.Name), u.SHA256[:]...)
 	}
 	sum := sha256.Sum256(b)
 	return sum[:]

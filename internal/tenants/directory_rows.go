@@ -14,7 +14,7 @@ const (
 
 	// Since version $1; with 0, everything that is in force: the rows marked as gone matter only to those who knew them.
 	tenantsSinceAllTenantsQuery = `
-SELECT id, name, status, limits, max_in_flight, version FROM tenants WHERE version > $1`
+SELECT id, name, status, limits, max_in_flight, allowed_upload_types, version FROM tenants WHERE version > $1`
 	keysSinceAllTenantsQuery = `
 SELECT tenant_id, id, name, hash, scopes, expires_at, revoked_at, version, (revoked_at <= now()) IS TRUE AS gone
 FROM api_keys WHERE version > $1 AND ($1 > 0 OR revoked_at IS NULL OR revoked_at > now())`
@@ -70,7 +70,7 @@ func queueRows[T any](batch *pgx.Batch, into *[]T, scan pgx.RowToFunc[T], sql st
 
 func scanTenantEntry(row pgx.CollectableRow) (*TenantEntry, error) {
 	t := &TenantEntry{}
-	return t, row.Scan(&t.ID, &t.Name, &t.Status, &t.Limits, &t.MaxInFlight, &t.Version)
+	return t, row.Scan(&t.ID, &t.Name, &t.Status, &t.Limits, &t.MaxInFlight, &t.UploadTypes, &t.Version)
 }
 
 func scanKeyEntry(row pgx.CollectableRow) (r changedRow[KeyEntry], err error) {

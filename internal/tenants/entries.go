@@ -24,6 +24,7 @@ type TenantEntry struct {
 	Status      Status
 	Limits      json.RawMessage // as [Tenant.Limits]
 	MaxInFlight int
+	UploadTypes []string // as [Tenant.UploadTypes]
 	Version     int64
 	Derived     any
 }

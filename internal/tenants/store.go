@@ -30,13 +30,16 @@ SELECT bumped.version FROM bumped, pg_notify('` + notifyChannel + `', bumped.ver
 INSERT INTO audit_log (id, tenant_id, actor_type, actor_id, action, resource_type, resource_id, changes, request_id)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, NULLIF($9, ''))`
 
-	tenantColumns = `id, name, status, limits, max_in_flight, version, inserted_at, updated_at`
+	tenantColumns = `id, name, status, limits, max_in_flight, COALESCE(allowed_upload_types, '{}'), version, inserted_at, updated_at`
 
 	insertTenantQuery = `INSERT INTO tenants (id, name, version) VALUES ($1, $2, $3) RETURNING ` + tenantColumns
 	getTenantQuery    = `SELECT ` + tenantColumns + ` FROM tenants WHERE id = $1`
 	listTenantsQuery  = `SELECT ` + tenantColumns + ` FROM tenants WHERE id > $1 ORDER BY id LIMIT $2`
 	setStatusQuery    = `
 UPDATE tenants SET status = $2, version = $3, updated_at = now() WHERE id = $1 RETURNING ` + tenantColumns
+
+	setUploadTypesQuery = `
+UPDATE tenants SET allowed_upload_types = NULLIF($2::text[], '{}'), version = $3, updated_at = now() WHERE id = $1 RETURNING ` + tenantColumns
 
 	getLimitsQuery = `SELECT limits FROM tenants WHERE id = $1`
 	getLimitQuery  = `SELECT limits -> $2::text FROM tenants WHERE id = $1`
@@ -237,6 +240,34 @@ func (s *Store) SetStatus(ctx context.Context, by Actor, id ID, status Status) (
 		}
 		return AuditTx(ctx, tx, by, Entry{TenantID: &id, Action: "toggle_status", ResourceType: "tenant",
 			ResourceID: id.String(), Before: map[string]any{"status": before}, After: map[string]any{"status": status}})
+	})
+	if err != nil {
+		return Tenant{}, err
+	}
+	return t, nil
+}
+
+// SetUploadTypes says which types of files the tenant's uploads may have, in place of the installation's; none: those
+// again. The caller has checked that they are types that uploads can have. It returns [ErrNotFound].
+func (s *Store) SetUploadTypes(ctx context.Context, by Actor, id ID, types []string) (Tenant, error) {
+	types = slices.Compact(slices.Sorted(slices.Values(types)))
+	if types == nil {
+		types = []string{}
+	}
+	var t Tenant
+	err := s.change(ctx, "set upload types", func(tx pgx.Tx, version int64) (err error) {
+		if t, err = one(ctx, tx, scanTenant, getTenantQuery, id); err != nil {
+			return err
+		}
+		if slices.Equal(t.UploadTypes, types) {
+			return errUnchanged
+		}
+		before := t.UploadTypes
+		if t, err = one(ctx, tx, scanTenant, setUploadTypesQuery, id, types, version); err != nil {
+			return err
+		}
+		return AuditTx(ctx, tx, by, Entry{TenantID: &id, Action: "update", ResourceType: "tenant", ResourceID: id.String(),
+			Before: map[string]any{"allowed_upload_types": before}, After: map[string]any{"allowed_upload_types": types}})
 	})
 	if err != nil {
 		return Tenant{}, err

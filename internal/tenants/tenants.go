@@ -42,6 +42,8 @@ type Tenant struct {
 	Limits json.RawMessage
 	// MaxInFlight is how many deliveries of the tenant may be under way at once.
 	MaxInFlight int
+	// UploadTypes are the media types that uploaded files may have; none: those of the installation.
+	UploadTypes []string
 	Version     int64 // configuration version of the last change
 	InsertedAt  time.Time
 	UpdatedAt   time.Time
