@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"converger/internal/activity/upload"
 	"converger/internal/ratelimit"
 	"converger/internal/secrets"
 )
@@ -51,6 +52,10 @@ type Config struct {
 	APIMaxBytes     int
 	InboundMaxBytes int
 	BodyMemory      int
+
+	UploadDir          string
+	UploadMaxBytes     int
+	UploadAllowedTypes []string
 
 	Workers int
 
@@ -226,6 +231,25 @@ var settings = []setting{
 
 	{name: "BODY_MEMORY_BYTES", def: "268435456", doc: "Memory for request bodies at one time; beyond it 503 `overloaded`. Webhook senders that have not yet proven themselves by a signature share a quarter of it.",
 		set: intBetween(func(c *Config) *int { return &c.BodyMemory }, 16<<20, 1<<40)},
+
+	{name: "UPLOAD_DIR", def: "uploads", doc: "Folder of uploaded files. Nodes of one installation need the same one.",
+		set: func(c *Config, v string) error {
+			c.UploadDir = v
+			return nil
+		}},
+	{name: "UPLOAD_MAX_BYTES", def: strconv.Itoa(upload.DefaultMaxBytes), doc: "Largest uploaded file, in bytes.",
+		set: intBetween(func(c *Config) *int { return &c.UploadMaxBytes }, 1<<10, 1<<30)},
+	{name: "UPLOAD_ALLOWED_TYPES", def: strings.Join(upload.DefaultTypes(), ","),
+		doc: "Types that uploaded files may have, found in their bytes, separated by commas; of those in the default, and `application/octet-stream` for all others. A tenant may have its own list.",
+		set: func(c *Config, v string) error {
+			c.UploadAllowedTypes = list(v)
+			for _, t := range c.UploadAllowedTypes {
+				if !upload.Known(t) {
+					return fmt.Errorf("%q is no type that is told apart: the default lists them", t)
+				}
+			}
+			return nil
+		}},
 
 	{name: "WORKERS", def: "500", doc: "Deliveries that this node attempts at the same time.",
 		set: intBetween(func(c *Config) *int { return &c.Workers }, 1, 10000)},

@@ -7,12 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"converger/internal/activity/upload"
 	"converger/internal/secrets"
 )
 
@@ -60,7 +62,9 @@ func TestConfigDefaults(t *testing.T) {
 		SecretKeyBase: testSecretKeyBase, EncryptionKey: testCloakKey,
 		CORSOrigins:      []string{"http://127.0.0.1:5500", "http://localhost:5500"},
 		RateLimitEnabled: true, RateLimitBackend: "local", RateLimitMaxKeys: 1_000_000, DirectoryTTL: 30 * time.Second,
-		APIMaxBytes: 1 << 20, InboundMaxBytes: 3 << 20, BodyMemory: 256 << 20, Workers: 500, LogLevel: slog.LevelInfo, LogFormat: "json",
+		APIMaxBytes: 1 << 20, InboundMaxBytes: 3 << 20, BodyMemory: 256 << 20,
+		UploadDir: "uploads", UploadMaxBytes: 10 << 20, UploadAllowedTypes: upload.DefaultTypes(),
+		Workers: 500, LogLevel: slog.LevelInfo, LogFormat: "json",
 		DrainDelay: 5 * time.Second, ShutdownTimeout: 30 * time.Second,
 	}
 	if diff := cmp.Diff(want, c); diff != "" {
@@ -78,6 +82,7 @@ func TestConfigReadsEverything(t *testing.T) {
 		"RATE_LIMITS": `{"inbound":{"limit":2000,"scale_ms":1000},"api_read":"off"}`, "DIRECTORY_TTL_MS": "1000",
 		"WEBHOOK_ALLOW_PRIVATE_TARGETS": "true", "WEBHOOK_ALLOWED_TARGETS": "a.test,*.b.test", "LOG_LEVEL": "debug", "LOG_FORMAT": "text",
 		"DRAIN_DELAY_MS": "0", "SHUTDOWN_TIMEOUT_MS": "1500", "WORKERS": "7", "API_MAX_BYTES": "65536", "INBOUND_MAX_BYTES": "65536",
+		"UPLOAD_DIR": "/srv/files", "UPLOAD_MAX_BYTES": "2048", "UPLOAD_ALLOWED_TYPES": "image/png, application/octet-stream",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -89,6 +94,9 @@ func TestConfigReadsEverything(t *testing.T) {
 	}
 	if diff := cmp.Diff([]secrets.Text{testCloakKey, testCloakKey}, c.RetiredKeys); diff != "" {
 		t.Errorf("retired keys:\n%s", diff)
+	}
+	if c.UploadDir != "/srv/files" || c.UploadMaxBytes != 2048 || !slices.Equal(c.UploadAllowedTypes, []string{"image/png", "application/octet-stream"}) {
+		t.Errorf("read %+v", c)
 	}
 	if c.PublicURL != "https://hub.example.com" || c.PoolSize != 4 || c.RateLimitEnabled || c.DrainDelay != 0 || c.ShutdownTimeout != 1500*time.Millisecond ||
 		c.LogLevel != slog.LevelDebug || c.SecretKeyBase != testSecretKeyBase || c.PreviousSecretKeyBase != secrets.Text(other) || !c.WebhookAllowPrivateTargets {
@@ -111,11 +119,12 @@ func TestConfigProblems(t *testing.T) {
 			"POOL_SIZE": "3", "LISTEN": "4000", "PUBLIC_URL": "hub.example.com", "SECRET_KEY_BASE": "short", "CLOAK_KEY": "short",
 			"CLOAK_RETIRED_KEYS": "x", "TRUSTED_PROXIES": "proxy", "CORS_ORIGINS": "https://app.example.com/path", "METRICS_TOKEN": "short", "METRICS_ALLOWED_IPS": "1.2.3",
 			"RATE_LIMIT_ENABLED": "maybe", "RATE_LIMIT_BACKEND": "redis", "RATE_LIMITS": `{"inbound":{"limit":-1}}`, "RATE_LIMIT_MAX_KEYS": "1e6", "DIRECTORY_TTL_MS": "1s",
-			"WEBHOOK_ALLOW_PRIVATE_TARGETS": "?", "API_MAX_BYTES": "0", "INBOUND_MAX_BYTES": "99999999999999999999", "WORKERS": "0",
+			"WEBHOOK_ALLOW_PRIVATE_TARGETS": "?", "API_MAX_BYTES": "0", "INBOUND_MAX_BYTES": "99999999999999999999", "UPLOAD_MAX_BYTES": "0",
+			"UPLOAD_ALLOWED_TYPES": "image/png,image/svg+xml", "WORKERS": "0",
 			"LOG_LEVEL": "loud", "LOG_FORMAT": "xml", "DRAIN_DELAY_MS": "-1", "SHUTDOWN_TIMEOUT_MS": "0",
 		}, []string{"POOL_SIZE", "LISTEN", "PUBLIC_URL", "SECRET_KEY_BASE", "CLOAK_KEY", "CLOAK_RETIRED_KEYS", "TRUSTED_PROXIES", "CORS_ORIGINS",
 			"METRICS_TOKEN", "METRICS_ALLOWED_IPS", "RATE_LIMIT_ENABLED", "RATE_LIMIT_BACKEND", "RATE_LIMITS", "RATE_LIMIT_MAX_KEYS", "DIRECTORY_TTL_MS",
-			"WEBHOOK_ALLOW_PRIVATE_TARGETS", "API_MAX_BYTES", "INBOUND_MAX_BYTES", "WORKERS", "LOG_LEVEL", "LOG_FORMAT", "DRAIN_DELAY_MS", "SHUTDOWN_TIMEOUT_MS"}},
+			"WEBHOOK_ALLOW_PRIVATE_TARGETS", "API_MAX_BYTES", "INBOUND_MAX_BYTES", "UPLOAD_MAX_BYTES", "UPLOAD_ALLOWED_TYPES", "WORKERS", "LOG_LEVEL", "LOG_FORMAT", "DRAIN_DELAY_MS", "SHUTDOWN_TIMEOUT_MS"}},
 		"overflowing milliseconds":        {map[string]string{"DRAIN_DELAY_MS": "-9223372036854775807"}, []string{"DRAIN_DELAY_MS"}},
 		"a secret and its file":           {map[string]string{"CLOAK_KEY_FILE": unreadable}, []string{"CLOAK_KEY"}},
 		"no such file":                    {map[string]string{"CLOAK_KEY": "", "CLOAK_KEY_FILE": unreadable, "RATE_LIMITS_FILE": unreadable}, []string{"CLOAK_KEY", "RATE_LIMITS_FILE"}},

@@ -94,6 +94,7 @@ func TestKilledAtAnyPoint(t *testing.T) {
 
 	url := pgtest.New(t)
 	environ := serveEnv(url, noLimits)
+	environ["UPLOAD_DIR"] = t.TempDir()
 	node := spawn(t, environ, "serve").ready(t)
 	c := newCustomer(t, management(t, node, url), "Tenant")
 	own := newEndpoint(t)
@@ -188,7 +189,7 @@ func (p *provider) verify(t *testing.T, c customer, pool *pgxpool.Pool) {
 // A process that is stopped by its supervisor ends well by itself, and says in which order.
 func TestStoppedBySignal(t *testing.T) {
 	t.Parallel()
-	node := spawn(t, serveEnv(pgtest.New(t), nil), "serve").ready(t)
+	node := spawn(t, serveEnv(pgtest.New(t), map[string]string{"UPLOAD_DIR": t.TempDir()}), "serve").ready(t)
 	if err := node.process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

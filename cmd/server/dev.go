@@ -155,6 +155,7 @@ func (c devCmd) environment(getenv func(string) string, url, base string) (func(
 			"CLOAK_KEY":                     keys.CloakKey,
 			"WEBHOOK_ALLOW_PRIVATE_TARGETS": "true",
 			"METRICS_ALLOWED_IPS":           "127.0.0.0/8,::1",
+			"UPLOAD_DIR":                    filepath.Join(c.Dir, "uploads"),
 			"LOG_FORMAT":                    "text",
 			"LOG_LEVEL":                     "warn",
 			"DRAIN_DELAY_MS":                "0",

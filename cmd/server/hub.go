@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"converger/internal/activity"
+	"converger/internal/activity/upload"
 	"converger/internal/auth"
 	"converger/internal/channel"
 	"converger/internal/channel/echo"
@@ -46,6 +47,8 @@ type hub struct {
 	directory  *tenants.Directory
 	usage      *auth.Usage
 	activities *activity.Store
+	files      *upload.Dir
+	sweeper    *upload.Sweeper
 	deliveries *delivery.Service
 	rules      *delivery.Rules
 	jobs       *jobs.Client
@@ -157,6 +160,8 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	h.activities = activity.NewStore(h.pool, h.deliveries, h.deliveries, activity.Options{Registerer: reg, Logger: log})
 	h.deliveries.SetAppender(h.activities.Append)
 	h.rules = delivery.NewRules(h.pool, registry)
+	h.files = upload.NewDir(cfg.UploadDir)
+	h.sweeper = upload.NewSweeper(h.files, h.activities.OrphanUploadsAllTenants, reg, log)
 	received := inbound.NewService(h.pool, h.channels, registry, h.activities, h.deliveries, inbound.Options{Registerer: reg, Logger: log})
 	h.jobs, err = jobs.New(h.pool, h.deliveries, jobs.Options{
 		Workers: cfg.Workers, SoftStop: cfg.ShutdownTimeout / 2, HardStop: cfg.ShutdownTimeout / 4, Logger: log})
@@ -169,6 +174,8 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 
 	h.handler, err = apphttp.New(apphttp.Deps{
 		Directory: h.directory, Tenants: h.tenants, Channels: h.channels, Registry: registry, Activities: h.activities,
+		Uploads: upload.NewIntake(h.files, upload.Options{
+			MaxBytes: int64(cfg.UploadMaxBytes), Types: cfg.UploadAllowedTypes, Registerer: reg}),
 		Deliveries: h.deliveries, Rules: h.rules, Inbound: received, Limiter: limiter, Hasher: hasher, Tokens: tokens, Usage: h.usage,
 		CursorKey: cursorKey, Pages: web.Files(), Logger: log, Registerer: reg, Gatherer: reg,
 		Checks: h.checks(), Draining: h.draining.Load,
@@ -211,6 +218,12 @@ func (h *hub) checks() []apphttp.Check {
 			}
 			return nil
 		}},
+		{Name: "uploads", Degrades: true, Run: func(ctx context.Context) error {
+			if err := h.files.Check(ctx); err != nil {
+				return errors.New("the folder of uploads can't be written to (UPLOAD_DIR)")
+			}
+			return nil
+		}},
 		{Name: "rate_limits", Degrades: true, Run: func(context.Context) error {
 			if !h.cfg.RateLimitEnabled {
 				return errors.New("rate limiting is switched off (RATE_LIMIT_ENABLED=false)")
@@ -239,10 +252,15 @@ func (h *hub) serve(ctx context.Context, listener net.Listener, ready func()) (e
 		h.log.Warn("rate limiting is switched off, but for the guards of logins (RATE_LIMIT_ENABLED=false)")
 	}
 
+	if err := h.files.Check(ctx); err != nil {
+		h.log.Warn("the folder of uploads can't be written to: uploads are refused until it can (UPLOAD_DIR)", slog.Any("error", err))
+	}
+
 	life := newLifetimes(h.log, h.cfg.ShutdownTimeout)
 	life.start("directory", h.directory.Run)
 	life.start("usage", h.usage.Run)
 	life.start("activities", h.activities.Run)
+	life.start("uploads", h.sweeper.Run)
 	life.start("deliveries", h.deliveries.Run)
 	life.start("jobs", h.jobs.Run)
 	server := apphttp.NewServer(h.handler, h.log)

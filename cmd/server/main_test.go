@@ -240,7 +240,11 @@ func (p *program) ready(t testing.TB) *program {
 // serve starts `server serve` in this process and waits until it is ready.
 func serve(t testing.TB, url string, changes map[string]string) *program {
 	t.Helper()
-	return start(t, serveEnv(url, changes), "serve").ready(t)
+	environ := serveEnv(url, changes)
+	if environ["UPLOAD_DIR"] == "" {
+		environ["UPLOAD_DIR"] = t.TempDir()
+	}
+	return start(t, environ, "serve").ready(t)
 }
 
 // api calls a hub with one credential. The address may change under it, for a hub that comes back elsewhere. Safe for

@@ -98,7 +98,7 @@ func Validate(n *New) error {
 		}
 	}
 	// A misspelt member would else become an empty message in somebody's hands.
-	if bad.Err() == nil && n.Type == TypeMessage && (n.Text == nil || *n.Text == "") && len(n.Attachments) == 0 && string(metadata) == string(emptyObject) {
+	if bad.Err() == nil && n.Type == TypeMessage && (n.Text == nil || *n.Text == "") && len(n.Attachments)+len(n.Uploads) == 0 && string(metadata) == string(emptyObject) {
 		bad.Addf("/text", fault.Required, "a message needs text, an attachment or metadata")
 	}
 	if err := bad.Err(); err != nil {

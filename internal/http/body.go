@@ -138,7 +138,7 @@ func (s *server) readBody(c *call, rt *route) error {
 		case errors.As(err, &size):
 			return tooLarge(rt)
 		case errors.Is(err, errNoMemory):
-			return newProblem(codeOverloaded, "This node is reading as many bodies as it has memory for. Nothing was stored; send the request again.").retryAfter(1)
+			return noMemory()
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return newProblem(codeRequestTimeout, "The body did not arrive within %v.", s.BodyTimeout)
 		}
@@ -152,6 +152,10 @@ func (s *server) readBody(c *call, rt *route) error {
 
 // errNoMemory says that the node's budget for bodies is spent.
 var errNoMemory = errors.New("http: too many bodies in memory")
+
+func noMemory() *problem {
+	return newProblem(codeOverloaded, "This node is reading as many bodies as it has memory for. Nothing was stored; send the request again.").retryAfter(1)
+}
 
 // memory is a budget of bytes for the bodies of requests that are being read or worked. Safe for concurrent use.
 type memory struct{ free atomic.Int64 }

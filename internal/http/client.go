@@ -17,9 +17,11 @@ import (
 	"converger/internal/ratelimit"
 )
 
+const clientPrefix = "/api/v1/converger"
+
 // registerClientRoutes: the client API, for end users' programs with a token of their channel. Members are camelCase.
 func (s *server) registerClientRoutes() {
-	const base = "/api/v1/converger"
+	const base = clientPrefix
 	token := route{auth: credentialToken, bucket: ratelimit.APIRead}
 	get, post := token.by(http.MethodGet), token.by(http.MethodPost)
 
@@ -36,6 +38,7 @@ func (s *server) registerClientRoutes() {
 	s.register(post.at(base+"/conversations/{conversation_id}/reopen", s.clientReopenConversation))
 	s.register(post.at(base+"/conversations/{conversation_id}/activities", s.clientCreateActivity).takes(bodyJSON).limitedBy(ratelimit.ActivityCreate))
 	s.register(get.at(base+"/conversations/{conversation_id}/activities", s.clientListActivities))
+	s.registerUploadRoutes()
 }
 
 // tokenBody is the answer of tokens/generate and tokens/refresh.

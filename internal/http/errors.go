@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	"converger/internal/activity"
+	"converger/internal/activity/upload"
 	"converger/internal/auth"
 	"converger/internal/channel"
 	"converger/internal/delivery"
@@ -52,6 +53,11 @@ var mappings = []mapping{
 	{activity.ErrUnknownOutcome, codeUnavailable, 0, "The database went away while the activity was being stored, and may have stored it. " +
 		"Send the request again with the same idempotency key."},
 	{activity.ErrBadWatermark, codeInvalidWatermark, 0, "The watermark is not one that this API gave out."},
+
+	{upload.ErrNoFile, codeStorageUnavailable, 0, "The file of this attachment is not in the storage of this node."},
+	{upload.ErrStorage, codeStorageUnavailable, 0, "The storage of uploaded files does not work for the moment. Nothing was stored; send the request again."},
+	{upload.ErrTooLarge, codeBodyTooLarge, 0, "The file is too large."},
+	{upload.ErrEmpty, codeValidationFailed, 0, "The file is empty."},
 
 	{channel.ErrUnsigned, codeInvalidSignature, 0, "The request brings no signature, or not every other proof that this channel asks for."},
 	{channel.ErrSignature, codeInvalidSignature, 0, "The signature does not match the body or its time is too far off, or another proof that came with the request is wrong."},

@@ -27,6 +27,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"converger/internal/activity"
+	"converger/internal/activity/upload"
 	"converger/internal/auth"
 	"converger/internal/channel"
 	"converger/internal/channel/echo"
@@ -60,6 +61,7 @@ type front struct {
 	registry *prometheus.Registry
 	log      *lockedBuffer
 	url      string // of a real server around it
+	files    string // the folder of uploads
 
 	tenant   tenants.Tenant
 	key      string
@@ -107,7 +109,7 @@ func newFront(t testing.TB, change ...func(*Deps)) *front {
 
 func newFrontAt(t testing.TB, database string, change ...func(*Deps)) *front {
 	t.Helper()
-	f := &front{queries: &postgres.QueryCounter{}, registry: prometheus.NewRegistry(), log: &lockedBuffer{}}
+	f := &front{files: t.TempDir(), queries: &postgres.QueryCounter{}, registry: prometheus.NewRegistry(), log: &lockedBuffer{}}
 	f.pool = pgtest.Open(t, database, postgres.Options{MaxConns: 10, Tracer: f.queries})
 	logger := slog.New(slog.NewJSONHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 
@@ -127,6 +129,7 @@ func newFrontAt(t testing.TB, database string, change ...func(*Deps)) *front {
 
 	d := Deps{
 		Directory: directory, Tenants: tenants.NewStore(f.pool), Channels: channels, Registry: reg, Activities: activities,
+		Uploads:    upload.NewIntake(upload.NewDir(f.files), upload.Options{Registerer: f.registry}),
 		Deliveries: deliveries, Rules: delivery.NewRules(f.pool, reg), Inbound: events, Hasher: hasher, Tokens: must(auth.NewTokens(testSecret)),
 		CursorKey: testSecret, Pages: os.DirFS("../../web"), Logger: logger, Registerer: f.registry, Gatherer: f.registry,
 		Limiter: must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Registerer: f.registry})),

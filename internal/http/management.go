@@ -15,6 +15,7 @@ func (s *server) registerManagementRoutes() {
 	s.registerTenantRoutes()
 	s.registerKeyRoutes()
 	s.registerLimitRoutes()
+	s.registerUploadTypeRoutes()
 	s.registerChannelRoutes()
 	s.registerEventRoutes()
 }

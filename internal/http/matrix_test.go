@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"converger/internal/activity"
+	"converger/internal/activity/upload"
 	"converger/internal/auth"
 	"converger/internal/channel"
 	"converger/internal/delivery"
@@ -33,7 +34,11 @@ func TestForeignIDs(t *testing.T) {
 	f.refresh(t)
 	conversation := must(f.Activities.CreateConversation(ctx, other.ID, activity.NewConversation{ChannelID: theirs.ID}))
 	text := "theirs"
-	posted := f.Activities.Append(ctx, []activity.New{{TenantID: other.ID, ConversationID: conversation.ID, Sender: "user", Text: &text}})
+	theirFile := activity.Upload{ID: uuid.Must(uuid.NewV7()), ContentType: "text/plain", Size: 4, Name: "theirs.txt", URL: "/x"}
+	if err := f.Uploads.Put(ctx, upload.Key(other.ID, theirFile.ID), strings.NewReader("data")); err != nil {
+		t.Fatal(err)
+	}
+	posted := f.Activities.Append(ctx, []activity.New{{TenantID: other.ID, ConversationID: conversation.ID, Sender: "user", Text: &text, Uploads: []activity.Upload{theirFile}}})
 	if posted[0].Err != nil {
 		t.Fatal(posted[0].Err)
 	}
@@ -53,7 +58,7 @@ func TestForeignIDs(t *testing.T) {
 	foreign := map[string]string{
 		"conversation_id": conversation.ID.String(), "delivery_id": deliveries[0].ID.String(), "channel_id": theirs.ID.String(),
 		"tenant_id": f.tenant.ID.String(), "key_id": otherKey.ID.String(), "event_id": events[0].ID.String(), "rule_id": rule.ID.String(), "bucket": "inbound",
-		"secret": "x",
+		"secret": "x", "attachment_id": theirFile.ID.String(),
 	}
 	random := map[string]string{}
 	for name := range foreign {
@@ -62,7 +67,7 @@ func TestForeignIDs(t *testing.T) {
 	bodies := map[string]string{
 		"/activities": `{"text":"hi"}`, "/limits/{bucket}": `{"limit":1,"scale_ms":1000}`, "/keys": `{"name":"k"}`,
 		"/channels": `{"name":"c","type":"echo"}`, "/channels/{channel_id}": `{"name":"mine now"}`,
-		"/routing_rules/{rule_id}": `{"routing_rule":{"name":"mine now"}}`,
+		"/routing_rules/{rule_id}": `{"routing_rule":{"name":"mine now"}}`, "/upload_types": `{"types":["image/png"]}`,
 	}
 	credentials := map[credential]option{
 		credentialKey: f.apiKey(), credentialOperator: f.ops(), credentialToken: bearer(f.newToken(t, auth.Claims{UserID: "u"})),

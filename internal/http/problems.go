@@ -22,6 +22,7 @@ type problemKind struct {
 const (
 	codeMalformedID        code = "malformed_id"
 	codeMalformedBody      code = "malformed_body"
+	codeMalformedUpload    code = "malformed_upload"
 	codeInvalidParameter   code = "invalid_parameter"
 	codeInvalidCursor      code = "invalid_cursor"
 	codeInvalidWatermark   code = "invalid_watermark"
@@ -48,11 +49,14 @@ const (
 	codeInProgress         code = "request_in_progress"
 	codeBodyTooLarge       code = "body_too_large"
 	codeUnsupportedMedia   code = "unsupported_media_type"
+	codeFileType           code = "file_type_not_allowed"
+	codeBadRange           code = "range_not_satisfiable"
 	codeValidationFailed   code = "validation_failed"
 	codeKeyReused          code = "idempotency_key_reused"
 	codeRateLimited        code = "rate_limited"
 	codeInternal           code = "internal_error"
 	codeUnavailable        code = "unavailable"
+	codeStorageUnavailable code = "storage_unavailable"
 	codeOverloaded         code = "overloaded"
 )
 
@@ -65,6 +69,9 @@ var catalogue = []problemKind{
 		"The body is not the JSON object that was expected: a syntax error, text that is not UTF-8, a NUL character, " +
 			"a member given twice, something behind the end, or more than 32 levels of nesting.",
 		"Correct the body; the detail names the first fault. The same request will not succeed later."},
+	{codeMalformedUpload, http.StatusBadRequest, "Malformed upload",
+		"The body is not a form with one file: it was cut off, has no part named file, or has too many or too large parts beside it.",
+		"Send multipart/form-data with a part named file, and if you like one named activity; the detail names the first fault."},
 	{codeInvalidParameter, http.StatusBadRequest, "Invalid parameter",
 		"A parameter of the query or a header has a value that is not understood.",
 		"Correct the parameter that the detail names."},
@@ -142,7 +149,13 @@ var catalogue = []problemKind{
 		"Send less; the detail names the limit."},
 	{codeUnsupportedMedia, http.StatusUnsupportedMediaType, "Unsupported media type",
 		"The body's Content-Type or Content-Encoding is not one that this address takes.",
-		"Send Content-Type: application/json, not compressed."},
+		"Send Content-Type: application/json, for uploads multipart/form-data, not compressed."},
+	{codeFileType, http.StatusUnsupportedMediaType, "File type not allowed",
+		"The type of the file, as found in its bytes, is not one that this installation, or your tenant, takes.",
+		"Send a file of a type that is allowed; the detail names the one that was found."},
+	{codeBadRange, http.StatusRequestedRangeNotSatisfiable, "Range outside the file",
+		"The Range header asks for bytes that the file does not have.",
+		"Read the size in Content-Range and ask for bytes below it, or leave Range out."},
 	{codeValidationFailed, http.StatusUnprocessableEntity, "Invalid fields",
 		"The body was understood, but some of its members have values that can't be taken.",
 		"Correct the members listed in errors."},
@@ -158,6 +171,9 @@ var catalogue = []problemKind{
 	{codeUnavailable, http.StatusServiceUnavailable, "Unavailable",
 		"The server can't reach its database for the moment. Nothing was stored.",
 		"Send the same request again after the time in Retry-After, with the same idempotency key."},
+	{codeStorageUnavailable, http.StatusServiceUnavailable, "File storage unavailable",
+		"The server can't write or read uploaded files for the moment. Nothing was stored.",
+		"Send the same request again after the time in Retry-After."},
 	{codeOverloaded, http.StatusServiceUnavailable, "Overloaded",
 		"The server sheds load for its own sake; it is not you who sent too much. Nothing was stored.",
 		"Send the same request again after the time in Retry-After, and slow down while it answers so."},

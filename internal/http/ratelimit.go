@@ -24,8 +24,8 @@ var _ tenants.Deriver = Deriver{}
 func NewDeriver(h ratelimit.Hasher, l *slog.Logger) Deriver { return Deriver{h, l} }
 
 type tenantLimits struct {
-	overrides               *ratelimit.Overrides // nil: none
-	activityCreate, apiRead ratelimit.Key
+	overrides                       *ratelimit.Overrides // nil: none
+	activityCreate, upload, apiRead ratelimit.Key
 }
 
 type channelLimits struct{ inbound, unproven, tokenGenerate ratelimit.Key }
@@ -42,6 +42,7 @@ func (d Deriver) Tenant(t *tenants.TenantEntry) any {
 	return &tenantLimits{
 		overrides:      overrides,
 		activityCreate: d.hasher.Tenant(ratelimit.ActivityCreate, t.ID),
+		upload:         d.hasher.Tenant(ratelimit.Upload, t.ID),
 		apiRead:        d.hasher.Tenant(ratelimit.APIRead, t.ID),
 	}
 }
@@ -82,6 +83,8 @@ func (s *server) budget(c *call, b ratelimit.Bucket) ratelimit.Key {
 		return c.Channel.Derived.(*channelLimits).tokenGenerate
 	case ratelimit.ActivityCreate:
 		return c.Tenant.Derived.(*tenantLimits).activityCreate
+	case ratelimit.Upload:
+		return c.Tenant.Derived.(*tenantLimits).upload
 	case ratelimit.Management:
 		return c.Operator.Derived.(*operatorLimits).management
 	case ratelimit.APIRead:

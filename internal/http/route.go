@@ -39,9 +39,10 @@ const (
 	bodyJSON                     // a JSON object
 	bodyOptional                 // a JSON object or nothing
 	bodyRaw                      // the exact bytes, whatever they are
+	bodyForm                     // a form with a file, which the handler reads as it comes
 )
 
-var bodyNames = [...]string{"-", "json", "json?", "raw"}
+var bodyNames = [...]string{"-", "json", "json?", "raw", "form"}
 
 func (b bodyKind) String() string { return bodyNames[b] }
 
@@ -53,6 +54,7 @@ type route struct {
 	bucket          ratelimit.Bucket // 0: not limited
 	body            bodyKind
 	maxBody         int64 // bytes
+	file            bool  // answers with the bytes of a file of any type
 	quiet           bool  // probes: their lines are for debugging only
 	handle          func(*call) (*reply, error)
 
@@ -150,8 +152,11 @@ func (s *server) answer(c *call, rt *route) (*reply, error) {
 	if rt.scope != 0 && !c.Scopes().Has(rt.scope) {
 		return nil, newProblem(codeInsufficientScope, "This request needs a credential with the scope %q.", scopeName(rt.scope))
 	}
-	if !acceptsJSON(c.r.Header) && rt.auth != credentialNone && rt.auth != credentialMetrics && rt.auth != credentialSignature {
+	if !rt.file && !acceptsJSON(c.r.Header) && rt.auth != credentialNone && rt.auth != credentialMetrics && rt.auth != credentialSignature {
 		return nil, newProblem(codeNotAcceptable, "This API answers in JSON, which the Accept header excludes.")
+	}
+	if rt.body == bodyForm { // which takes as long as it has bytes
+		return rt.handle(c)
 	}
 	ctx, cancel := context.WithTimeout(c.ctx(), s.HandlerTimeout)
 	defer cancel()
@@ -340,5 +345,15 @@ func (rt route) limitedBy(b ratelimit.Bucket) route {
 
 func (rt route) by(method string) route {
 	rt.method = method
+	return rt
+}
+
+func (rt route) upTo(bytes int64) route {
+	rt.maxBody = bytes
+	return rt
+}
+
+func (rt route) givesFile() route {
+	rt.file = true
 	return rt
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"converger/internal/activity"
+	"converger/internal/activity/upload"
 	"converger/internal/auth"
 	"converger/internal/channel"
 	"converger/internal/delivery"
@@ -62,6 +63,7 @@ type Deps struct {
 	Channels   *channel.Store
 	Registry   *channel.Registry
 	Activities *activity.Store
+	Uploads    *upload.Intake
 	Deliveries Deliveries
 	Rules      *delivery.Rules
 	Inbound    Inbound
@@ -119,6 +121,7 @@ type server struct {
 	health     health
 	forwarding forwarding
 	pages      *pages
+	uploading  uploading
 	hsts       bool
 	routes     []route
 	mux        http.Handler
@@ -135,7 +138,7 @@ func New(d Deps) (http.Handler, error) {
 }
 
 func newServer(d Deps) (*server, error) {
-	if d.Directory == nil || d.Tenants == nil || d.Channels == nil || d.Registry == nil || d.Activities == nil || d.Deliveries == nil ||
+	if d.Directory == nil || d.Tenants == nil || d.Channels == nil || d.Registry == nil || d.Activities == nil || d.Uploads == nil || d.Deliveries == nil ||
 		d.Rules == nil || d.Inbound == nil || d.Limiter == nil || d.Tokens == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 || d.Hasher == (ratelimit.Hasher{}) {
 		return nil, errors.New("http: a dependency is missing")
 	}

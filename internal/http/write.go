@@ -33,13 +33,19 @@ func (s *server) setCommonHeaders(c *call) {
 	}
 }
 
-// write sends an answer, once it is whole.
-func (s *server) write(c *call, p *reply) {
-	h := c.Header()
+// setLimitHeaders says what the route's limit leaves to the caller.
+func (c *call) setLimitHeaders() {
 	if c.decision.Limited() {
+		h := c.Header()
 		h["Ratelimit-Policy"] = []string{c.decision.Policy.PolicyHeader()}
 		h["Ratelimit"] = []string{string(c.decision.AppendHeader(make([]byte, 0, 40)))}
 	}
+}
+
+// write sends an answer, once it is whole.
+func (s *server) write(c *call, p *reply) {
+	h := c.Header()
+	c.setLimitHeaders()
 	for _, kv := range p.header {
 		h[kv[0]] = []string{kv[1]}
 	}

@@ -491,7 +491,7 @@ func snapshot(name, prefix string, scopes []string, expires, revoked *time.Time)
 
 func scanTenant(row pgx.CollectableRow) (Tenant, error) {
 	var t Tenant
-	err := row.Scan(&t.ID, &t.Name, &t.Status, &t.Limits, &t.MaxInFlight, &t.Version, &t.InsertedAt, &t.UpdatedAt)
+	err := row.Scan(&t.ID, &t.Name, &t.Status, &t.Limits, &t.MaxInFlight, &t.UploadTypes, &t.Version, &t.InsertedAt, &t.UpdatedAt)
 	t.InsertedAt, t.UpdatedAt = t.InsertedAt.UTC(), t.UpdatedAt.UTC()
 	return t, err
 }

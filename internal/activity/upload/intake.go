@@ -85,6 +85,14 @@ func NewIntake(s Storage, o Options) *Intake {
 // MaxBytes is how large a file may be.
 func (in *Intake) MaxBytes() int64 { return in.maxBytes }
 
+// Allowed is the list that holds for a tenant with this one: an empty one leaves it to the Options.
+func (in *Intake) Allowed(own []string) []string {
+	if len(own) > 0 {
+		return own
+	}
+	return in.types
+}
+
 // Receive stores what r gives under key. allowed are the types that are taken, none: those of the Options. Memory is
 // that of two buffers, whatever the size. After any error nothing is left: ErrTooLarge, ErrEmpty, a *TypeError,
 // ErrStorage (wrapped), or the error of r.
@@ -100,9 +108,6 @@ func (in *Intake) Receive(ctx context.Context, key string, r io.Reader, allowed 
 			in.metrics.refused.Inc()
 		}
 	}()
-	if len(allowed) == 0 {
-		allowed = in.types
-	}
 	b := bufio.NewReaderSize(r, SniffLen)
 	head, err := b.Peek(SniffLen)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -112,7 +117,7 @@ func (in *Intake) Receive(ctx context.Context, key string, r io.Reader, allowed 
 		return File{}, ErrEmpty
 	}
 	f = File{Key: key, Type: Sniff(head)}
-	if !slices.Contains(allowed, f.Type) {
+	if !slices.Contains(in.Allowed(allowed), f.Type) {
 		return File{}, &TypeError{f.Type}
 	}
 	m := &meter{r: b, left: in.maxBytes, hash: sha256.New()}
