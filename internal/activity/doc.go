@@ -4,6 +4,9 @@
 // conversation takes no more. It does not decide who may write (internal/http), which channels get a delivery
 // ([Targets]) or how it gets there ([Enqueuer]); both are asked inside the activity's transaction.
 //
+// A file that comes with an activity is an [Upload]: its row is written in the activity's transaction, its bytes are a
+// matter of package upload.
+//
 // It imports tenants, channel, fault and postgres. Its rules:
 //
 //   - Append shares transactions: the callers of a node are gathered, without waiting for more, into batches of five

@@ -3,14 +3,15 @@
 //
 // It decides what a request must pass before its handler runs, in one order for every route: request id, panic guard,
 // access log and metrics, client address, match, the limit that needs no credential, authentication from memory, the
-// limit of whom that found, the body (bounded in size and time, then strictly checked), the handler. What a route
+// limit of whom that found, the body (bounded in size and time, then strictly checked), the handler. (An upload's handler
+// reads its body itself, as it comes: it may take longer than others, in proportion to its bytes.) What a route
 // demands stands in its row of the route table (see route), and the guards are attached there and nowhere else.
 // A request that a limit or a guard refuses costs no query, no read of its body, no parsing and no signature.
 //
 // It decides also what a caller sees when something is wrong: every error is an RFC 9457 problem from one catalogue
 // (problems.go), chosen by one ordered list (errors.go). Domain packages say what happened, never a status code.
 //
-// It may import the domain packages (tenants, auth, channel, activity, inbound, delivery, ratelimit) and the leaves
+// It may import the domain packages (tenants, auth, channel, activity with upload, inbound, delivery, ratelimit) and the leaves
 // fault, secrets and postgres. Pages come as an fs.FS; package web is not imported here.
 //
 // Goroutines: none of its own; net/http's only. New starts nothing.

@@ -608,7 +608,9 @@ const patienceOfTest = 20 * time.Second
 func TestManyCutUploads(t *testing.T) {
 	t.Parallel()
 	const size = 200_000_000
-	u := newUploader(t)
+	u := newUploader(t, func(d *Deps) {
+		d.Uploads = upload.NewIntake(d.Uploads.Storage, upload.Options{MaxBytes: 2 << 20})
+	})
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
@@ -632,7 +634,7 @@ func TestManyCutUploads(t *testing.T) {
 					}
 				}
 			default: // goes away
-				fmt.Fprint(conn, u.request("Content-Length: 5000000\r\n")+wireFile+strings.Repeat("x", 1_000_000))
+				fmt.Fprint(conn, u.request("Content-Length: 2500000\r\n")+wireFile+strings.Repeat("x", 1_000_000))
 				return
 			}
 			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -720,4 +722,16 @@ func FuzzUploadForm(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A form's text counts against the memory for bodies; its file does not.
+func TestUploadMemory(t *testing.T) {
+	t.Parallel()
+	u := newUploader(t, func(d *Deps) { d.BodyMemory = 40 << 10 })
+	large := formPart{"activity[text]", "", strings.Repeat("x", 60<<10)}
+	for range 2 {
+		u.send(t, []formPart{{"file", "a.png", testPNG + strings.Repeat("x", 1<<20)}, large}).is(t, 503, codeOverloaded)
+	}
+	u.empty(t)
+	u.send(t, []formPart{{"file", "a.png", testPNG + strings.Repeat("x", 1<<20)}, {"activity[text]", "", "short"}}).is(t, 200, "")
 }

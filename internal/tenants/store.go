@@ -30,7 +30,7 @@ SELECT bumped.version FROM bumped, pg_notify('` + notifyChannel + `', bumped.ver
 INSERT INTO audit_log (id, tenant_id, actor_type, actor_id, action, resource_type, resource_id, changes, request_id)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, NULLIF($9, ''))`
 
-	tenantColumns = `id, name, status, limits, max_in_flight, COALESCE(allowed_upload_types, '{}'), version, inserted_at, updated_at`
+	tenantColumns = `id, name, status, limits, max_in_flight, allowed_upload_types, version, inserted_at, updated_at`
 
 	insertTenantQuery = `INSERT INTO tenants (id, name, version) VALUES ($1, $2, $3) RETURNING ` + tenantColumns
 	getTenantQuery    = `SELECT ` + tenantColumns + ` FROM tenants WHERE id = $1`
@@ -251,9 +251,6 @@ func (s *Store) SetStatus(ctx context.Context, by Actor, id ID, status Status) (
 // again. The caller has checked that they are types that uploads can have. It returns [ErrNotFound].
 func (s *Store) SetUploadTypes(ctx context.Context, by Actor, id ID, types []string) (Tenant, error) {
 	types = slices.Compact(slices.Sorted(slices.Values(types)))
-	if types == nil {
-		types = []string{}
-	}
 	var t Tenant
 	err := s.change(ctx, "set upload types", func(tx pgx.Tx, version int64) (err error) {
 		if t, err = one(ctx, tx, scanTenant, getTenantQuery, id); err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -176,6 +177,39 @@ func TestSetStatus(t *testing.T) {
 		t.Error("a change to the same status left a trace")
 	}
 	wantInvalid(t, "status", second(s.SetStatus(t.Context(), operator, tenant.ID, "gone")), "/status", fault.UnknownValue)
+}
+
+func TestSetUploadTypes(t *testing.T) {
+	t.Parallel()
+	s, pool := newStore(t)
+	tenant := newTenant(t, s, "Acme")
+	before := version(t, pool)
+	set, err := s.SetUploadTypes(t.Context(), operator, tenant.ID, []string{"text/plain", "image/png", "text/plain"})
+	want := []string{"image/png", "text/plain"}
+	if err != nil || !slices.Equal(set.UploadTypes, want) || set.Version != before+1 {
+		t.Fatalf("set: %+v, %v", set, err)
+	}
+	audit, lines := lastAudit(t, pool)
+	sameJSON(t, "audit", audit.Changes, `{"before": {"allowed_upload_types": null}, "after": {"allowed_upload_types": ["image/png", "text/plain"]}}`)
+	if _, err := s.SetUploadTypes(t.Context(), operator, tenant.ID, want); err != nil {
+		t.Error(err)
+	}
+	if _, n := lastAudit(t, pool); n != lines || version(t, pool) != before+1 {
+		t.Error("setting the same types left traces")
+	}
+	d := NewDirectory(pool, DirectoryOptions{})
+	if err := d.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if e, ok := d.Tenant(tenant.ID); !ok || !slices.Equal(e.UploadTypes, want) {
+		t.Errorf("the directory has %v", e)
+	}
+	for _, none := range [][]string{{}, nil} {
+		if set, err = s.SetUploadTypes(t.Context(), operator, tenant.ID, none); err != nil || set.UploadTypes != nil {
+			t.Errorf("reset: %+v, %v", set, err)
+		}
+	}
+	wantErr(t, "unknown tenant", second(s.SetUploadTypes(t.Context(), operator, uuid.New(), want)), ErrNotFound)
 }
 
 func TestCreateKey(t *testing.T) {
