@@ -302,7 +302,7 @@ func (a *api) try(ctx context.Context, method, path, body string, headers ...str
 		return answer{}, err
 	}
 	req.Header = a.header.Clone()
-	if body != "" {
+	if body != "" && req.Header.Get("Content-Type") == "" {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	for i := 0; i < len(headers); i += 2 {

@@ -257,7 +257,7 @@ func TestUploadRefused(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			a := answer{}
+			var a answer
 			if tt.body != "" {
 				a = u.call(t, "POST", u.path, tt.body, append([]option{bearer(u.token)}, tt.options...)...)
 			} else {
@@ -623,10 +623,10 @@ func TestManyCutUploads(t *testing.T) {
 			defer func() { <-slots }()
 			conn := u.dial(t)
 			defer conn.Close()
-			switch {
-			case i%4 == 0: // says how large it is
+			switch i % 4 {
+			case 0: // says how large it is
 				fmt.Fprint(conn, u.request(fmt.Sprintf("Content-Length: %d\r\n", size))+wireFile)
-			case i%4 == 1: // does not
+			case 1: // does not
 				fmt.Fprintf(conn, "%s%x\r\n%s\r\n", u.request("Transfer-Encoding: chunked\r\n"), len(wireFile), wireFile)
 				for range size / len(chunk) {
 					if _, err := fmt.Fprintf(conn, "%x\r\n%s\r\n", len(chunk), chunk); err != nil {

@@ -17,9 +17,9 @@ import (
 const DefaultMaxBytes = 10 << 20
 
 var (
-	// ErrTooLarge: the file has more bytes than allowed.
+	// ErrTooLarge says that the file has more bytes than allowed.
 	ErrTooLarge = errors.New("upload: the file is too large")
-	// ErrEmpty: the file has no bytes.
+	// ErrEmpty says that the file has no bytes.
 	ErrEmpty = errors.New("upload: the file is empty")
 )
 

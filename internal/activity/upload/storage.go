@@ -15,9 +15,9 @@ import (
 )
 
 var (
-	// ErrNoFile: the storage has nothing under this key.
+	// ErrNoFile says that the storage has nothing under this key.
 	ErrNoFile = errors.New("upload: no such file")
-	// ErrStorage: the storage failed: a full disk, a missing folder, a service that does not answer.
+	// ErrStorage says that the storage failed: a full disk, a missing folder, a service that does not answer.
 	ErrStorage = errors.New("upload: the storage failed")
 )
 
