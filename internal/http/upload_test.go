@@ -548,8 +548,8 @@ const wireFile = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename
 // A body that goes on coming is not cut at the time of others; one that stops, or sends a byte now and then, is (UP-11).
 func TestSlowUploads(t *testing.T) {
 	t.Parallel()
-	const start = 250 * time.Millisecond
-	u := newUploader(t, func(d *Deps) { d.BodyTimeout, d.HandlerTimeout = start, start })
+	const start = 500 * time.Millisecond
+	u := newUploader(t, func(d *Deps) { d.BodyTimeout, d.HandlerTimeout = start, 2*start })
 	pump := func(t *testing.T, chunk string, end string, long time.Duration) *http.Response {
 		t.Helper()
 		conn := u.dial(t)
@@ -582,8 +582,8 @@ func TestSlowUploads(t *testing.T) {
 	}
 	t.Run("steady", func(t *testing.T) {
 		t.Parallel()
-		// Four times the least rate, for four times what a stopped one may take.
-		res := pump(t, strings.Repeat("x", 4*leastRate/50), "\r\n--b--\r\n", 4*start)
+		// Four times the least rate, for longer than a stopped one, or any other handler, may take.
+		res := pump(t, strings.Repeat("x", 4*leastRate/50), "\r\n--b--\r\n", 3*start)
 		if res.StatusCode != http.StatusOK {
 			t.Errorf("status %d", res.StatusCode)
 		}
