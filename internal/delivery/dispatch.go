@@ -81,10 +81,10 @@ func (s *Service) look(ctx context.Context) (next time.Duration, err error) {
 	case err != nil:
 		return s.o.Tick, fmt.Errorf("look for due lanes: %w", err)
 	case !waiting:
-		s.backlog.Store(false)
+		s.behind.Store(nil)
 		return s.o.Tick, nil
 	case wait > 0:
-		s.backlog.Store(false)
+		s.behind.Store(nil)
 		return min(wait, s.o.Tick), nil
 	}
 	n, turn, err := s.dispatch(ctx)
@@ -127,8 +127,8 @@ func (s *Service) dispatch(ctx context.Context) (n int, turn bool, err error) {
 	if !locked {
 		return 0, false, nil
 	}
-	grants, more := s.turns.plan(candidates, working, s.o.Workers)
-	s.backlog.Store(more)
+	grants, behind := s.turns.plan(candidates, working, s.o.Workers)
+	s.behind.Store(behind)
 	if len(grants) == 0 {
 		return 0, true, nil
 	}
@@ -178,8 +178,12 @@ type turns struct {
 	rounds int       // shifts which of a tenant's channels comes first
 }
 
-// plan deals out what is free, one lane a turn. more says that due lanes were left behind. candidates are sorted by tenant.
-func (t *turns) plan(candidates []candidate, working []busy, workers int) (grants []grant, more bool) {
+// tenantSet is a set of tenants; nil is the empty one. It is not changed once it is stored.
+type tenantSet map[uuid.UUID]struct{}
+
+// plan deals out what is free, one lane a turn. behind are the tenants that have due lanes left, nil for none. candidates are
+// sorted by tenant.
+func (t *turns) plan(candidates []candidate, working []busy, workers int) (grants []grant, behind *tenantSet) {
 	free := workers
 	held, heldBy := map[uuid.UUID]int{}, map[uuid.UUID]int{} // by channel, by tenant
 	for _, b := range working {
@@ -188,7 +192,6 @@ func (t *turns) plan(candidates []candidate, working []busy, workers int) (grant
 		heldBy[b.Tenant] += b.Lanes
 	}
 	var queues []*turnQueue
-	due := 0
 	for _, c := range candidates {
 		if len(queues) == 0 || queues[len(queues)-1].tenant != c.Tenant {
 			queues = append(queues, &turnQueue{tenant: c.Tenant, room: c.TenantMax - heldBy[c.Tenant]})
@@ -197,12 +200,12 @@ func (t *turns) plan(candidates []candidate, working []busy, workers int) (grant
 		q := queues[len(queues)-1]
 		q.grants = append(q.grants, grant{Tenant: c.Tenant, Channel: c.Channel})
 		q.left = append(q.left, min(c.Due, c.ChannelMax-held[c.Channel]))
-		due += c.Due
+		q.due += c.Due
 	}
 	if len(queues) == 0 {
-		return nil, false
+		return nil, nil
 	}
-	share := max(1, workers*8/10/len(heldBy))
+	share := fairShare(workers, len(heldBy))
 	for _, q := range queues {
 		q.room = min(q.room, share-heldBy[q.tenant])
 		q.channel = t.rounds % len(q.grants)
@@ -210,31 +213,41 @@ func (t *turns) plan(candidates []candidate, working []busy, workers int) (grant
 	t.rounds++
 
 	at, _ := slices.BinarySearchFunc(queues, t.next, func(q *turnQueue, id uuid.UUID) int { return bytes.Compare(q.tenant[:], id[:]) })
-	given := 0
 	for passed := 0; passed < len(queues) && free > 0; at++ {
 		if !queues[at%len(queues)].turn() {
 			passed++
 			continue
 		}
 		passed = 0
-		given++
 		free--
 	}
 	t.next = queues[at%len(queues)].tenant
+	waiting := tenantSet{}
 	for _, q := range queues {
 		for _, g := range q.grants {
 			if g.lanes > 0 {
 				grants = append(grants, g)
 			}
+			q.due -= g.lanes
+		}
+		if q.due > 0 {
+			waiting[q.tenant] = struct{}{}
 		}
 	}
-	return grants, given < due
+	if len(waiting) == 0 {
+		return grants, nil
+	}
+	return grants, &waiting
 }
+
+// fairShare is how many workers one of some active tenants may hold: 20 % stay free for who comes next.
+func fairShare(workers, tenants int) int { return max(1, workers*8/10/tenants) }
 
 // turnQueue is what a tenant may get in one plan.
 type turnQueue struct {
 	tenant  uuid.UUID
 	room    int // lanes, over all its channels
+	due     int // lanes that are due and not granted
 	grants  []grant
 	left    []int // lanes that each channel may still get
 	channel int   // whose turn it is among the channels

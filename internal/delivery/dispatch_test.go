@@ -43,7 +43,8 @@ func TestPlan(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var turns turns
-			grants, more := turns.plan(test.candidates, test.working, test.workers)
+			grants, behind := turns.plan(test.candidates, test.working, test.workers)
+			more := behind != nil
 			got := make([]int, len(test.candidates))
 			for i, c := range test.candidates {
 				for _, g := range grants {
@@ -78,11 +79,11 @@ func TestPlanIsFair(t *testing.T) {
 		served := map[uuid.UUID]int{}
 		rounds := (tenants+workers-1)/workers + 1
 		for range rounds {
-			grants, more := state.plan(candidates, nil, workers)
+			grants, left := state.plan(candidates, nil, workers)
 			total, byTenant := 0, map[uuid.UUID]int{}
-			due := 0
+			due := map[uuid.UUID]int{}
 			for _, c := range candidates {
-				due += c.Due
+				due[c.Tenant] += c.Due
 				for _, g := range grants {
 					if g.Channel == c.Channel {
 						if g.lanes > c.Due || g.lanes > c.ChannelMax {
@@ -102,8 +103,14 @@ func TestPlanIsFair(t *testing.T) {
 			if total > workers {
 				t.Fatalf("%d lanes for %d workers", total, workers)
 			}
-			if more != (total < due) {
-				t.Fatalf("more %t with %d of %d handed over", more, total, due)
+			behind := tenantSet{}
+			if left != nil {
+				behind = *left
+			}
+			for tenant, n := range due {
+				if _, ok := behind[tenant]; ok != (byTenant[tenant] < n) {
+					t.Fatalf("behind %t with %d of %d handed over", ok, byTenant[tenant], n)
+				}
 			}
 			if total < workers {
 				for _, c := range candidates {
@@ -277,7 +284,7 @@ func TestDispatchCapsCountOtherNodes(t *testing.T) {
 		}
 	}
 	// The append keeps to the caps too, also where no dispatcher has seen that others wait.
-	w.backlog.Store(false)
+	w.behind.Store(nil)
 	w.post(t, w.newConversation(t, ch), "x")
 	if n := len(w.takeAll(t)); n != 3 {
 		t.Errorf("%d lanes handed over, want 3", n)
@@ -329,27 +336,34 @@ func TestLanesThatCannotStartGoBack(t *testing.T) {
 	}
 }
 
-// TestEnqueueLeavesManyToTheDispatcher: only a small batch is handed over by the append, and only while the node has little
-// to do; the others are there for the dispatcher.
+// TestEnqueueLeavesManyToTheDispatcher: only a small batch is handed over by the append, only while workers are free, and not
+// ahead of others of the same tenant; what is not is there for the dispatcher.
 func TestEnqueueLeavesManyToTheDispatcher(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		lanes   int
 		running int64
-		backlog bool
+		behind  string // who waits
 		handed  int
 	}{
-		"few":            {handoverLanes, 0, false, handoverLanes},
-		"many":           {handoverLanes + 1, 0, false, 0},
-		"a busy node":    {1, handoverRunning, false, 0},
-		"others waiting": {1, 0, true, 0},
+		"few":                         {handoverLanes, 0, "", handoverLanes},
+		"many":                        {handoverLanes + 1, 0, "", 0},
+		"a busy node":                 {1, 80, "", 0}, // of 100 workers a fifth stays free
+		"others of the tenant wait":   {1, 0, "itself", 0},
+		"another tenant waits":        {1, 39, "another", 1},
+		"another waits, none is free": {1, 40, "another", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, Options{})
+			w := newWorld(t, Options{Workers: 100})
 			ch := w.newChannel(t, w.tenant, nil)
 			w.running.Store(test.running)
-			w.backlog.Store(test.backlog)
+			switch test.behind {
+			case "itself":
+				w.behind.Store(&tenantSet{w.tenant: {}})
+			case "another":
+				w.behind.Store(&tenantSet{newID(): {}})
+			}
 			work := make([]activity.Work, test.lanes)
 			for i := range work {
 				work[i] = activity.Work{TenantID: w.tenant, ChannelID: ch, Ordered: true, ConversationID: w.newConversation(t, ch), ActivityID: newID(), Seq: 1}

@@ -7,8 +7,9 @@
 // # How a delivery travels
 //
 // The append transaction inserts the delivery and wakes its lane ([Service.EnqueueTx]): wakes + 1, and next_at only where
-// there was none, so that new messages do not cut a back-off short. While the node has little to do the same transaction
-// leases the lane, and the node works it right after the commit, without a job; else the dispatcher is poked. The dispatcher
+// there was none, so that new messages do not cut a back-off short. While workers are free and none of the tenant's lanes
+// wait, the same transaction leases the lane, and the node works it right after the commit, without a job; else the
+// dispatcher is poked. The dispatcher
 // ([Service.Dispatch]) hands due lanes over as jobs in turns over the tenants, within the caps of channels, tenants and
 // workers; the backlog stays in the lanes table. A worker ([Service.Work]) reads token and wakes, works due deliveries for
 // 5 s at most, and finishes the lane only if nobody woke it meanwhile. Lanes are read and outcomes are written in groups, as

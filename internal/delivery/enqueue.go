@@ -20,10 +20,9 @@ const (
 	// slots is the number of lanes of an unordered channel. Changing it is safe: old slots are worked until they are empty.
 	slots = 16
 
-	// An append hands lanes over itself only while that is the fastest way and spoils nobody's turn: a small batch, a
-	// node with little to do, and nothing waiting for its turn. (Handing over always halved the rate of acceptance.)
-	handoverLanes   = 8
-	handoverRunning = 32
+	// An append hands lanes over itself only in small batches, while that is the fastest way; handing over always halved the
+	// rate of acceptance.
+	handoverLanes = 8
 )
 
 // Targets implements [activity.Targets], from memory. An activity goes to
@@ -92,8 +91,7 @@ func (s *Service) EnqueueTx(ctx context.Context, tx pgx.Tx, work []activity.Work
 		return func() {}, nil
 	}
 	w := newWakeup(work)
-	handover := s.jobs != nil && len(w.lanes) <= handoverLanes &&
-		s.running.Load() < handoverRunning && !s.backlog.Load()
+	handover := s.jobs != nil && len(w.lanes) <= handoverLanes && s.mayGoAhead(w)
 	token := newID()
 	leased, err := enqueueTx(ctx, tx, w, handover, token, s.o.Lease)
 	if err != nil {
@@ -105,6 +103,25 @@ func (s *Service) EnqueueTx(ctx context.Context, tx pgx.Tx, work []activity.Work
 			s.pokeDispatcher()
 		}
 	}, nil
+}
+
+// mayGoAhead reports whether lanes can be handed over without the dispatcher and spoil nobody's turn: none of their tenants
+// has lanes that wait for theirs, and of the workers more than a fair share is free. So who has little to send does not
+// wait behind who has much.
+func (s *Service) mayGoAhead(w wakeup) bool {
+	var waiting tenantSet
+	if behind := s.behind.Load(); behind != nil {
+		waiting = *behind
+	}
+	if s.running.Load() >= int64(fairShare(s.o.Workers, len(waiting)+1)) {
+		return false
+	}
+	for i := range w.lanes {
+		if _, ok := waiting[w.lanes[i].tenant]; ok {
+			return false
+		}
+	}
+	return true
 }
 
 // startLanes has this node work lanes that it has leased; when it cannot, they go back to those that wait.

@@ -60,8 +60,8 @@ type Service struct {
 	stopped  chan struct{} // closed once readers and writers have gone
 	poke     chan struct{} // to the dispatcher; capacity 1
 
-	running atomic.Int64 // lanes this node is working
-	backlog atomic.Bool  // the last look found more due lanes than could be handed over
+	running atomic.Int64              // lanes this node is working
+	behind  atomic.Pointer[tenantSet] // who had more due lanes at the last look than could be handed over; nil: nobody
 
 	dispatching sync.Mutex // guards turns: one look at a time
 	turns       turns

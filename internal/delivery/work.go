@@ -31,7 +31,7 @@ func (s *Service) Work(ctx context.Context, job LaneJob) error {
 	again, err := s.work(ctx, job)
 	s.running.Add(-1)
 	// An idle node is not woken for every lane that ends.
-	if again || s.backlog.Load() {
+	if again || s.behind.Load() != nil {
 		s.pokeDispatcher()
 	}
 	return err
