@@ -36,6 +36,10 @@ postgres: ## Find Postgres binaries, or fetch them (apt as root, else npm into .
 test: postgres ## Run every test with the race detector, on a private Postgres (PKG=./internal/activity to narrow)
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -race -timeout 20m $(PKG)
 
+.PHONY: e2e
+e2e: postgres ## Only the tests of the whole program: newcomer's path, stops, kills, outages
+	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -race -timeout 20m ./cmd/server
+
 .PHONY: cover
 cover: postgres ## Test coverage into cover.out, with the total
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -timeout 20m -coverpkg=./... -coverprofile=cover.out $(PKG)
@@ -66,6 +70,12 @@ $(TOOLS)/golangci-lint: tools/go.mod tools/go.sum
 golden: postgres ## Rewrite golden files and the README table; review the difference before you commit it
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test ./internal/http -update
 	@scripts/readme-config
+
+.PHONY: verify
+verify: ## The modules are tidy and unaltered, and the README's table is the program's
+	@$(GO) mod tidy -diff
+	@$(GO) mod verify
+	@scripts/readme-config && git diff --exit-code README.md
 
 .PHONY: ci
 ci: lint test ## What continuous integration runs
