@@ -17,7 +17,7 @@ FUZZTIME ?= 10s
 
 .PHONY: help
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-z-]*:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-z0-9-]*:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: run
 run: build $(if $(findstring --database-url,$(ARGS)),,postgres) ## Start a hub with a private database and a demo tenant, and print what to paste next (ARGS="--addr …")
