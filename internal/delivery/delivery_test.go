@@ -237,6 +237,33 @@ func TestListAndGet(t *testing.T) {
 	}
 }
 
+// A page of deliveries of large activities ends early and says that there is more.
+func TestPagesAreBoundedInBytes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, Options{})
+	large := strings.Repeat("x", 64<<10)
+	sent := make([]string, 80) // 5 MiB
+	for i := range sent {
+		sent[i] = large
+	}
+	w.post(t, w.newConversation(t, w.newChannel(t, w.tenant, nil)), sent...)
+	seen, pages := 0, 0
+	for before, more := uuid.Nil, true; more; pages++ {
+		var page []Delivery
+		var err error
+		if page, more, err = w.List(t.Context(), w.tenant, Filter{}, before, 500); err != nil {
+			t.Fatal(err)
+		}
+		if bytes := len(page) * len(large); bytes > activity.MaxPageBytes+2*len(large) || len(page) == 0 {
+			t.Fatalf("a page of %d deliveries, %d bytes", len(page), bytes)
+		}
+		seen, before = seen+len(page), page[len(page)-1].ID
+	}
+	if seen != len(sent) || pages < 2 {
+		t.Errorf("%d deliveries on %d pages, want %d on some", seen, pages, len(sent))
+	}
+}
+
 func TestParseStatus(t *testing.T) {
 	t.Parallel()
 	if s, err := ParseStatus("read"); s != StatusRead || err != nil {

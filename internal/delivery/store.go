@@ -499,30 +499,40 @@ const deliveryColumns = `
     a.conversation_id, a.seq, a.type, a.sender, a.text, a.attachments, a.metadata, a.idempotency_key, a.reply_to_id,
     a.edited_at, a.deleted_at, a.inserted_at`
 
-// Filters that are not set cost nothing; the activities are joined after the page is cut.
+// Filters that are not set cost nothing; the activities are joined after the page is cut at $8 deliveries. It ends earlier
+// behind the one with which it passes $9 bytes of content; total counts what the first bound alone would have let through.
 const queryList = `
-SELECT` + deliveryColumns + `
+SELECT` + deliveryColumns + `, d.total
 FROM (
-    SELECT * FROM deliveries
-    WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id < $2) AND ($3::text IS NULL OR status = $3)
-        AND ($4::uuid IS NULL OR channel_id = $4) AND ($5::uuid IS NULL OR activity_id = $5)
-        AND ($6::timestamptz IS NULL OR updated_at >= $6) AND ($7::timestamptz IS NULL OR updated_at <= $7)
-    ORDER BY id DESC LIMIT $8
+    SELECT sized.*, count(*) OVER () AS total, sum(bytes) OVER (ORDER BY id DESC) - bytes AS before
+    FROM (
+        SELECT page.*, coalesce(octet_length(b.text), 0) + octet_length(b.attachments::text) + octet_length(b.metadata::text) AS bytes
+        FROM (
+            SELECT * FROM deliveries
+            WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id < $2) AND ($3::text IS NULL OR status = $3)
+                AND ($4::uuid IS NULL OR channel_id = $4) AND ($5::uuid IS NULL OR activity_id = $5)
+                AND ($6::timestamptz IS NULL OR updated_at >= $6) AND ($7::timestamptz IS NULL OR updated_at <= $7)
+            ORDER BY id DESC LIMIT $8
+        ) page
+        JOIN activities b ON b.tenant_id = page.tenant_id AND b.id = page.activity_id
+    ) sized
 ) d
 JOIN activities a ON a.tenant_id = d.tenant_id AND a.id = d.activity_id
+WHERE d.before < $9
 ORDER BY d.id DESC`
 
 // List returns a page of the tenant's deliveries, the newest first: at most limit of those older than before (uuid.Nil for
-// the first page), and whether there are more.
+// the first page) and little more than [activity.MaxPageBytes] of content, but at least one, and whether there are more.
 func (s *Service) List(ctx context.Context, tenant tenants.ID, f Filter, before uuid.UUID, limit int) (page []Delivery, more bool, err error) {
 	var cursor *uuid.UUID
 	if before != uuid.Nil {
 		cursor = &before
 	}
 	rows, err := s.pool.Query(ctx, queryList, tenant, cursor, text(string(f.Status)), f.ChannelID, f.ActivityID,
-		timestamp(f.From), timestamp(f.To), limit+1)
+		timestamp(f.From), timestamp(f.To), limit+1, activity.MaxPageBytes)
+	total := 0
 	if err == nil {
-		page, err = pgx.CollectRows(rows, scanDelivery(tenant))
+		page, err = pgx.CollectRows(rows, scanDelivery(tenant, &total))
 	}
 	if err != nil {
 		return nil, false, fmt.Errorf("list deliveries: %w", err)
@@ -530,7 +540,7 @@ func (s *Service) List(ctx context.Context, tenant tenants.ID, f Filter, before 
 	if len(page) > limit {
 		return page[:limit], true, nil
 	}
-	return page, false, nil
+	return page, len(page) < total, nil
 }
 
 const queryGet = `
@@ -554,15 +564,16 @@ func (s *Service) Get(ctx context.Context, tenant tenants.ID, id uuid.UUID) (Del
 	return d, nil
 }
 
-func scanDelivery(tenant tenants.ID) pgx.RowToFunc[Delivery] {
+// scanDelivery reads deliveryColumns, and what stands behind them into more.
+func scanDelivery(tenant tenants.ID, more ...any) pgx.RowToFunc[Delivery] {
 	return func(row pgx.CollectableRow) (d Delivery, err error) {
 		a := &d.Activity
 		d.TenantID, a.TenantID = tenant, tenant
-		err = row.Scan(&d.ID, &d.ActivityID, &d.ChannelID, &d.Status, &d.Attempts, &d.NextAt, &d.Reason, &d.LastError,
+		err = row.Scan(append([]any{&d.ID, &d.ActivityID, &d.ChannelID, &d.Status, &d.Attempts, &d.NextAt, &d.Reason, &d.LastError,
 			&d.ProviderMessageID, &d.SentAt, &d.DeliveredAt, &d.ReadAt, &d.RetryCount, &d.RetriedBy, &d.RetriedAt,
 			&d.InsertedAt, &d.UpdatedAt,
 			&a.ConversationID, &a.Seq, &a.Type, &a.Sender, &a.Text, &a.Attachments, &a.Metadata, &a.IdempotencyKey, &a.ReplyToID,
-			&a.EditedAt, &a.DeletedAt, &a.InsertedAt)
+			&a.EditedAt, &a.DeletedAt, &a.InsertedAt}, more...)...)
 		a.ID = d.ActivityID
 		return d, err
 	}
