@@ -27,7 +27,7 @@ var mayImport = []struct {
 		"routes call the domain; pages come as an fs.FS, so not from web"},
 	{"internal/jobs", []string{"internal/tenants", "internal/auth", "internal/channel", "internal/activity", "internal/inbound", "internal/delivery", "internal/ratelimit", "internal/postgres"},
 		"adapters between River and the domain"},
-	{"internal/inbound", []string{"internal/channel", "internal/activity", "internal/delivery", "internal/tenants", "internal/fault", "internal/secrets", "internal/postgres"}, "turns events into activities and receipts"},
+	{"internal/inbound", []string{"internal/channel", "internal/channel/payload", "internal/activity", "internal/delivery", "internal/tenants", "internal/fault", "internal/secrets", "internal/postgres"}, "turns events into activities and receipts"},
 	{"internal/delivery", []string{"internal/channel", "internal/activity", "internal/tenants", "internal/ratelimit", "internal/fault", "internal/secrets", "internal/postgres"}, "sends activities through channels, paced"},
 	{"internal/activity", []string{"internal/channel", "internal/tenants", "internal/fault", "internal/secrets", "internal/postgres"}, "the write path knows channels and tenants, not who delivers"},
 	{"internal/activity/upload", nil, "a leaf: bytes know neither rows nor routes, so that another storage is one more type"},

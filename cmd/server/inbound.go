@@ -2,7 +2,7 @@ package main
 
 import (
 	"bytes"
-	"context"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -28,7 +28,7 @@ type inboundCmd struct {
 type managementFlags struct {
 	demoFlags
 	BaseURL string `help:"The hub; default is the demo's." placeholder:"https://hub.example.com"`
-	Token   string `help:"Operator token; default is MANAGEMENT_TOKEN, then the demo's." env:"MANAGEMENT_TOKEN"`
+	Token   string `help:"Operator token; default is the environment's MANAGEMENT_TOKEN, then the demo's."`
 }
 
 // problem is what the hub answers when it refuses.
@@ -39,12 +39,12 @@ type problem struct {
 }
 
 // call asks the management API and decodes its answer into out.
-func (f managementFlags) call(ctx context.Context, method, path string, query url.Values, in, out any) error {
+func (f managementFlags) call(e *env, method, path string, query url.Values, in, out any) error {
 	d, err := f.read()
 	if err != nil {
 		return err
 	}
-	base, token := f.BaseURL, f.Token
+	base, token := f.BaseURL, cmp.Or(f.Token, e.getenv("MANAGEMENT_TOKEN"))
 	if base == "" {
 		base = d.BaseURL
 	}
@@ -69,7 +69,7 @@ func (f managementFlags) call(ctx context.Context, method, path string, query ur
 	if len(query) > 0 {
 		target += "?" + query.Encode()
 	}
-	req, err := http.NewRequestWithContext(ctx, method, target, body)
+	req, err := http.NewRequestWithContext(e.ctx, method, target, body)
 	if err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (c inboundListCmd) Run(e *env) error {
 			HasMore bool `json:"has_more"`
 		} `json:"meta"`
 	}
-	if err := c.call(e.ctx, http.MethodGet, "/inbound_events", q, nil, &page); err != nil {
+	if err := c.call(e, http.MethodGet, "/inbound_events", q, nil, &page); err != nil {
 		return err
 	}
 	if len(page.Data) == 0 {
@@ -188,7 +188,7 @@ func (c inboundShowCmd) Run(e *env) error {
 	var answer struct {
 		Data map[string]any `json:"data"`
 	}
-	if err := c.call(e.ctx, http.MethodGet, path, nil, nil, &answer); err != nil {
+	if err := c.call(e, http.MethodGet, path, nil, nil, &answer); err != nil {
 		return err
 	}
 	encoded, _ := answer.Data["body"].(string)
@@ -229,7 +229,7 @@ func (c inboundReplayCmd) Run(e *env) error {
 			return err
 		}
 		var answer json.RawMessage
-		if err := c.call(e.ctx, http.MethodPost, path+"/replay", nil, nil, &answer); err != nil {
+		if err := c.call(e, http.MethodPost, path+"/replay", nil, nil, &answer); err != nil {
 			all = errors.Join(all, fmt.Errorf("%s: %w", id, err))
 			continue
 		}

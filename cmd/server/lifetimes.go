@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,7 +39,7 @@ func (l *lifetimes) start(name string, run func(context.Context) error) {
 		defer close(s.done)
 		s.err = run(ctx)
 		if ctx.Err() == nil {
-			err := fmt.Errorf("%s ended: %w", name, cmpErr(s.err, errors.New("without a reason")))
+			err := fmt.Errorf("%s ended: %w", name, cmp.Or(s.err, errors.New("without a reason")))
 			select {
 			case l.failed <- err:
 			default: // one reason to stop is enough
@@ -79,11 +80,4 @@ func (l *lifetimes) stop() error {
 	}
 	l.running = nil
 	return all
-}
-
-func cmpErr(err, otherwise error) error {
-	if err != nil {
-		return err
-	}
-	return otherwise
 }

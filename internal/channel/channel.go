@@ -115,6 +115,9 @@ const (
 	BackoffFixed       Backoff = "fixed"
 )
 
+// DefaultMaxMS is the longest wait between attempts, in milliseconds, of a policy that names none.
+const DefaultMaxMS = 3_600_000
+
 // RetryPolicy says how often and when a delivery is tried again. A zero member means the default of package delivery.
 type RetryPolicy struct {
 	MaxAttempts int     `json:"max_attempts,omitempty"`

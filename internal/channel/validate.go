@@ -383,9 +383,6 @@ func checkSecret(secret string) []fault.Field {
 	return nil
 }
 
-// defaultMaxMS is the longest wait between attempts when max_ms is left out; package delivery has it as a duration.
-const defaultMaxMS = 3_600_000
-
 // parseRetryPolicy reads the JSON form of a RetryPolicy. nil is the empty policy.
 func parseRetryPolicy(raw json.RawMessage) (RetryPolicy, []fault.Field) {
 	var p RetryPolicy
@@ -436,8 +433,8 @@ func parseRetryPolicy(raw json.RawMessage) (RetryPolicy, []fault.Field) {
 	switch {
 	case p.MaxMS > 0 && p.MaxMS < p.BaseMS:
 		add("max_ms", fault.OutOfRange, "must not be less than base_ms")
-	case p.MaxMS == 0 && p.BaseMS > defaultMaxMS:
-		add("max_ms", fault.Required, "is required, and not less than base_ms, when that is more than the default of %d", defaultMaxMS)
+	case p.MaxMS == 0 && p.BaseMS > DefaultMaxMS:
+		add("max_ms", fault.Required, "is required, and not less than base_ms, when that is more than the default of %d", DefaultMaxMS)
 	}
 	return p, faults
 }

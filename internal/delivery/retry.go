@@ -14,7 +14,7 @@ import (
 const (
 	defaultMaxAttempts = 5
 	defaultBase        = 10 * time.Second
-	defaultMax         = time.Hour
+	defaultMax         = channel.DefaultMaxMS * time.Millisecond
 	defaultTimeout     = 15 * time.Second
 )
 

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"converger/internal/channel"
+	"converger/internal/channel/payload"
 	"converger/internal/postgres"
 	"converger/internal/tenants"
 )
@@ -73,20 +74,13 @@ JOIN provider_messages p ON p.channel_id = $2 AND p.tenant_id = $1 AND p.provide
 JOIN activities a ON a.tenant_id = $1 AND a.id = p.activity_id AND a.conversation_id = r.conversation_id`
 )
 
-// maxUUID is above every id: where a list begins.
-var maxUUID = uuid.UUID{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-
 func (s *Service) store(ctx context.Context, q postgres.Querier, id uuid.UUID, r Request, state State, reason string, result *Result) error {
-	contentType := r.Header.Get("Content-Type")
-	if len(contentType) > 255 {
-		contentType = contentType[:255]
-	}
 	body := r.Body
 	if body == nil {
 		body = []byte{} // an empty body is one too, and no NULL
 	}
 	_, err := q.Exec(ctx, insertEventQuery, r.Channel.TenantID, id, r.Channel.ID, r.Endpoint,
-		clean(contentType), keptHeaders(r.Header), body, state, reason, result)
+		payload.Cut(payload.Clean(r.Header.Get("Content-Type")), 255), keptHeaders(r.Header), body, state, reason, result)
 	if err != nil {
 		return fmt.Errorf("insert inbound event: %w", err)
 	}
@@ -123,7 +117,8 @@ func (s *Service) reopenTx(ctx context.Context, tx pgx.Tx, tenant tenants.ID, id
 // countFailure notes one more failure and reports whether it was the last that is allowed.
 func (s *Service) countFailure(ctx context.Context, tenant tenants.ID, id uuid.UUID, cause error) (failed bool, err error) {
 	var state State
-	err = s.pool.QueryRow(ctx, countFailureQuery, tenant, id, clean(firstLine(cause.Error(), 500)), s.maxTries).Scan(&state)
+	reason, _, _ := strings.Cut(cause.Error(), "\n") // without the stack of a panic
+	err = s.pool.QueryRow(ctx, countFailureQuery, tenant, id, payload.Cut(payload.Clean(reason), 500), s.maxTries).Scan(&state)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return true, nil
 	}
@@ -133,20 +128,11 @@ func (s *Service) countFailure(ctx context.Context, tenant tenants.ID, id uuid.U
 	return state == StateFailed, nil
 }
 
-func firstLine(text string, most int) string {
-	for i, r := range text {
-		if r == '\n' || i >= most {
-			return text[:i]
-		}
-	}
-	return text
-}
-
 // ListAllTenants lists events, newest first, without their bodies: those with an id below before, uuid.Nil for the
 // beginning. more tells whether there are others behind the page.
 func (s *Service) ListAllTenants(ctx context.Context, f Filter, before uuid.UUID, limit int) (page []Event, more bool, err error) {
 	if before == uuid.Nil {
-		before = maxUUID
+		before = uuid.Max // above every id
 	}
 	rows, err := s.pool.Query(ctx, listEventsAllTenantsQuery, before, f.TenantID, f.ChannelID, string(f.State), limit+1)
 	if err != nil {
@@ -268,9 +254,4 @@ func (s *Service) referencesTx(ctx context.Context, tx pgx.Tx, ch *channel.Chann
 		return fmt.Errorf("resolve references: %w", err)
 	}
 	return nil
-}
-
-// clean makes text from outside fit for the database.
-func clean(text string) string {
-	return strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
 }
