@@ -68,6 +68,7 @@ type front struct {
 	operator string
 	sent     int // by operatorOf
 
+	described *described   // holds each answer against the description; nil in benchmarks
 	addresses atomic.Int64 // given out by tests that need many
 	webhook   channel.Channel
 	whatsapp  channel.Channel
@@ -139,6 +140,9 @@ func newFrontAt(t testing.TB, database string, change ...func(*Deps)) *front {
 		c(&d)
 	}
 	f.server = must(newServer(d))
+	if t, ok := t.(*testing.T); ok {
+		f.described = newDescribed(t, f.server)
+	}
 
 	ctx := t.Context()
 	f.tenant = must(d.Tenants.Create(ctx, testActor, tenants.NewTenant{Name: "Acme"}))

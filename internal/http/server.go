@@ -3,6 +3,7 @@ package http
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -85,6 +86,7 @@ type Deps struct {
 
 // Config are the front's settings.
 type Config struct {
+	Version        string         // of the program
 	PublicURL      string         // scheme and host under which callers reach the hub, without a slash at its end
 	TrustedProxies []netip.Prefix // whose X-Forwarded-For is believed
 	CORSOrigins    []string       // exact origins, or "*"
@@ -121,10 +123,13 @@ type server struct {
 	health     health
 	forwarding forwarding
 	pages      *pages
-	uploading  uploading
-	hsts       bool
-	routes     []route
-	mux        http.Handler
+
+	description *description
+
+	uploading uploading
+	hsts      bool
+	routes    []route
+	mux       http.Handler
 }
 
 // New makes the front's handler. It starts nothing. The error names a dependency that is missing, or a template that
@@ -165,6 +170,10 @@ func newServer(d Deps) (*server, error) {
 	s.registerClientRoutes()
 	s.registerInboundRoutes()
 	s.registerManagementRoutes()
+	s.registerDescriptionRoutes()
+	if s.description, err = s.describe(); err != nil {
+		return nil, fmt.Errorf("http: describe the routes: %w", err)
+	}
 	s.mux = s.mount()
 	return s, nil
 }

@@ -1,0 +1,508 @@
+package http
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"mime"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/google/uuid"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"converger/internal/auth"
+	"converger/internal/channel"
+	"converger/internal/delivery"
+	"converger/internal/http/openapi"
+	"converger/internal/inbound"
+	"converger/internal/tenants"
+)
+
+// Each route is described and each description is of a route. The message says what to write where.
+func TestEveryRouteIsDescribed(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	for _, gap := range f.description.doc.Gaps {
+		t.Error(gap)
+	}
+}
+
+// The document is what OpenAPI 3.1 calls one, by the specification's own schema, and its schemas are JSON Schema 2020-12.
+func TestOpenAPIDocument(t *testing.T) {
+	t.Parallel()
+	f := newFront(t, func(d *Deps) { d.Version = "1.2.3" })
+	a := f.call(t, "GET", "/openapi.json", "", header("Origin", "https://any.example"))
+	a.is(t, 200, "")
+	if a.Header.Get("Access-Control-Allow-Origin") != "*" || a.Header.Get("Content-Type") != typeJSON {
+		t.Errorf("headers: %v", a.Header)
+	}
+	if a.get(t, "info", "version") != "1.2.3" || a.get(t, "servers").([]any)[0].(map[string]any)["url"] != "https://hub.example" {
+		t.Errorf("info %v, servers %v", a.get(t, "info"), a.get(t, "servers"))
+	}
+	etag := a.Header.Get("Etag")
+	for value, status := range map[string]int{etag: 304, "W/" + etag: 304, `"x", ` + etag: 304, "*": 304, `"x"`: 200, "": 200} {
+		if b := f.call(t, "GET", "/openapi.json", "", header("If-None-Match", value)); b.StatusCode != status || b.Header.Get("Etag") != etag {
+			t.Errorf("If-None-Match %s: %d, ETag %s", value, b.StatusCode, b.Header.Get("Etag"))
+		}
+	}
+
+	c := jsonschema.NewCompiler()
+	// From https://spec.openapis.org/oas/3.1/schema/2022-10-07, which leaves schemas to their own.
+	text := must(os.ReadFile("testdata/openapi-3.1-schema.json"))
+	const specification = "https://spec.openapis.org/oas/3.1/schema/2022-10-07"
+	if err := c.AddResource(specification, must(jsonschema.UnmarshalJSON(bytes.NewReader(text)))); err != nil {
+		t.Fatal(err)
+	}
+	document := must(jsonschema.UnmarshalJSON(bytes.NewReader(a.body)))
+	if err := must(c.Compile(specification)).Validate(document); err != nil {
+		t.Error(err)
+	}
+	dialect := must(c.Compile("https://json-schema.org/draft/2020-12/schema"))
+	for name, s := range document.(map[string]any)["components"].(map[string]any)["schemas"].(map[string]any) {
+		if err := dialect.Validate(s); err != nil {
+			t.Errorf("schema %s: %v", name, err)
+		}
+	}
+}
+
+// Each example is valid by its schema.
+func TestExamplesAreValid(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	for _, path := range f.description.doc.Paths {
+		for _, method := range *path.Value {
+			op := method.Value
+			base := "#/paths/" + pointer(path.Name) + "/" + method.Name
+			if op.RequestBody != nil {
+				f.described.examples(t, op.ID+"'s body", base+"/requestBody/content/", op.RequestBody.Content)
+			}
+			for _, r := range op.Responses {
+				f.described.examples(t, op.ID+"'s "+r.Name, base+"/responses/"+r.Name+"/content/", r.Value.Content)
+			}
+			for i, p := range op.Parameters {
+				if p.Example != nil {
+					f.described.valid(t, op.ID+"'s parameter "+p.Name, fmt.Sprintf("%s/parameters/%d/schema", base, i), p.Example)
+				}
+			}
+		}
+	}
+	for _, s := range f.description.doc.Components.Schemas {
+		var examples []json.RawMessage
+		if s.Value.Examples != nil {
+			if err := json.Unmarshal(s.Value.Examples, &examples); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, e := range examples {
+			f.described.valid(t, "schema "+s.Name, "#/components/schemas/"+s.Name, e)
+		}
+	}
+}
+
+func (d *described) examples(t *testing.T, what, base string, content openapi.Map[*openapi.Media]) {
+	t.Helper()
+	for _, m := range content {
+		if m.Value.Example != nil {
+			d.valid(t, what, base+pointer(m.Name)+"/schema", m.Value.Example)
+		}
+	}
+}
+
+func (d *described) valid(t *testing.T, what, schema string, example []byte) {
+	t.Helper()
+	if err := d.validate(schema, example); err != nil {
+		t.Errorf("the example of %s: %v", what, err)
+	}
+}
+
+// Each described operation is called as its example says, with ids of things that exist in place of the example's, and
+// succeeds.
+func TestExamplesWork(t *testing.T) {
+	t.Parallel()
+	f := newFront(t, func(d *Deps) { d.MetricsToken = "the metrics token" })
+	for _, bucket := range []string{"api_read", "token_generate", "activity_create", "upload"} {
+		limitOverride(t, f, `{"limit":1000000,"scale_ms":1000}`, bucket)
+	}
+	doc := f.description.doc
+	for _, path := range doc.Paths {
+		for _, method := range *path.Value {
+			op := method.Value
+			s := f.newSample(t)
+			body, options := "", []option{header("Content-Type", "application/json")}
+			if b := op.RequestBody; b != nil {
+				switch {
+				case b.Content[0].Name == "multipart/form-data":
+					var o option
+					body, o = form(t, formPart{"activity", "", `{"text":"The picture"}`}, formPart{"file", "a.png", testPNG})
+					options = append(options, o)
+				case b.Content[0].Value.Example == nil:
+					t.Errorf("%s: write an example of its body into internal/http/openapi/%s", op.ID, op.File)
+					continue
+				default:
+					body = s.ids.Replace(string(b.Content[0].Value.Example))
+				}
+			}
+			address := path.Name
+			for _, p := range op.Parameters {
+				if p.In == "path" {
+					var example string
+					if err := json.Unmarshal(p.Example, &example); err != nil {
+						t.Fatalf("%s: the path parameter %s needs an example in common.yaml", op.ID, p.Name)
+					}
+					address = strings.ReplaceAll(address, "{"+p.Name+"}", example)
+				}
+			}
+			address = s.ids.Replace(address)
+			if strings.Contains(path.Name, "/{secret}") {
+				address = strings.Replace(s.callback, "/inbound/", "/"+strings.Split(path.Name, "/")[5]+"/", 1)
+			}
+			options = append(options, f.credentialFor(t, s, op.Route.Credential, body))
+			if a := f.call(t, op.Route.Method, address, body, options...); a.StatusCode > 299 {
+				t.Errorf("%s %s with %s: %s", op.Route.Method, address, body, a)
+			}
+		}
+	}
+}
+
+// credentialFor is the credential that an operation asks for.
+func (f *front) credentialFor(t *testing.T, s *sample, scheme, body string) option {
+	t.Helper()
+	switch scheme {
+	case "":
+		return func(*http.Request) {}
+	case "metrics":
+		return bearer("the metrics token")
+	case "api_key":
+		return f.apiKey()
+	case "operator_token":
+		return f.ops()
+	case "channel_secret":
+		return bearer(s.channel.Secret.Reveal())
+	case "channel_token":
+		return header("X-Channel-Token", s.channel.Secret.Reveal())
+	case "client_token":
+		return bearer(f.newToken(t, auth.Claims{ChannelID: s.channel.ID, UserID: "ada"}))
+	case "signature":
+		return signed(s.channel.Secret, body, time.Now())
+	}
+	t.Fatalf("give credentialFor a credential of the kind %s", scheme)
+	return nil
+}
+
+// sample is one of each thing that an example may name.
+type sample struct {
+	channel  channel.Channel
+	callback string            // path of a channel that keeps a secret address
+	ids      *strings.Replacer // of the examples' ids
+}
+
+func (f *front) newSample(t *testing.T) *sample {
+	t.Helper()
+	ctx := t.Context()
+	s := &sample{}
+	suffix := uuid.NewString()
+	s.channel = f.newChannel(t, f.tenant.ID, channel.NewChannel{Name: "sample " + suffix, Type: channel.TypeWebhook, Config: raw(`{"url":"http://127.0.0.1:9/"}`)})
+	target := f.newChannel(t, f.tenant.ID, channel.NewChannel{Name: "target " + suffix, Type: channel.TypeEcho})
+	secretive := f.newChannel(t, f.tenant.ID, channel.NewChannel{Name: "infobip " + suffix, Type: channel.TypeWhatsAppInfobip, Config: raw(`{"sender":"447860099299"}`)})
+	rule := must(f.Rules.Create(ctx, testActor, f.tenant.ID, delivery.NewRoutingRule{Name: "rule " + suffix, SourceChannelID: f.whatsapp.ID, TargetChannelIDs: []uuid.UUID{f.webhook.ID}}))
+	tenant := must(f.Tenants.Create(ctx, testActor, tenants.NewTenant{Name: "Sample " + suffix}))
+	key, _, err := f.Tenants.CreateKey(ctx, testActor, tenant.ID, tenants.NewKey{Name: "k"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.refresh(t)
+	callback, _ := f.callbackURL(&secretive)
+	s.callback = strings.TrimPrefix(callback, f.PublicURL)
+
+	token := bearer(f.newToken(t, auth.Claims{ChannelID: s.channel.ID, UserID: "ada"}))
+	conversation := f.call(t, "POST", clientPrefix+"/conversations", "", token).get(t, "conversationId").(string)
+	body, multipart := form(t, formPart{"file", "a.png", testPNG})
+	up := f.call(t, "POST", clientPrefix+"/conversations/"+conversation+"/upload", body, multipart, token)
+	up.is(t, 200, "")
+	f.call(t, "POST", "/api/v1/conversations/"+conversation+"/activities", `{"text":"hi"}`, f.apiKey()).is(t, 201, "")
+	deliveries, _, err := f.Deliveries.List(ctx, f.tenant.ID, delivery.Filter{ChannelID: &s.channel.ID}, uuid.Nil, 1)
+	if err != nil || len(deliveries) != 1 {
+		t.Fatalf("%d deliveries (%v), want 1", len(deliveries), err)
+	}
+	// An event of the sample's own tenant that was rejected, so that it can be worked again.
+	other := f.newChannel(t, tenant.ID, channel.NewChannel{Name: "c", Type: channel.TypeWebhook, Config: raw(`{"url":"http://127.0.0.1:9/"}`)})
+	f.refresh(t)
+	hook := `{"text":7}`
+	f.call(t, "POST", "/api/v1/channels/"+other.ID.String()+"/inbound", hook, signed(other.Secret, hook, time.Now())).is(t, 422, codeValidationFailed)
+	events, _, err := f.Inbound.ListAllTenants(ctx, inbound.Filter{TenantID: &tenant.ID}, uuid.Nil, 1)
+	if err != nil || len(events) != 1 {
+		t.Fatalf("%d events (%v), want 1", len(events), err)
+	}
+	const example = "01939d2c-0000-7000-8000-0000000000"
+	s.ids = strings.NewReplacer(
+		example+"c0", conversation, example+"c1", s.channel.ID.String(), example+"c2", target.ID.String(), example+"d0", deliveries[0].ID.String(),
+		example+"f0", rule.ID.String(), example+"a7", up.get(t, "attachments").([]any)[0].(map[string]any)["id"].(string),
+		example+"e0", tenant.ID.String(), example+"b0", key.ID.String(), example+"e1", events[0].ID.String(),
+	)
+	return s
+}
+
+// described holds answers against the description.
+type described struct {
+	t       *testing.T
+	doc     *openapi.Document
+	routes  chi.Routes
+	schemas *schemas
+
+	mu       sync.Mutex
+	reported map[string]bool
+}
+
+// report fails the test, once for each fault of a kind.
+func (d *described) report(err error) {
+	kind, _, _ := strings.Cut(err.Error(), "\n")
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.reported[kind] {
+		d.reported[kind] = true
+		d.t.Error(err)
+	}
+}
+
+// schemas are the compiled schemas of one document. Compiling takes a while, and the document says the same on every front
+// of a test run, but for its address and version.
+type schemas struct {
+	mu       sync.Mutex
+	compiler *jsonschema.Compiler
+	compiled map[string]*jsonschema.Schema
+}
+
+const documentURL = "https://hub.example/openapi.json"
+
+var closedSchemas struct {
+	sync.Once
+	*schemas
+}
+
+func newDescribed(t *testing.T, s *server) *described {
+	closedSchemas.Do(func() {
+		document := must(jsonschema.UnmarshalJSON(bytes.NewReader(s.description.text)))
+		closeObjects(document)
+		c := jsonschema.NewCompiler()
+		c.AssertFormat()
+		if err := c.AddResource(documentURL, document); err != nil {
+			t.Fatal(err)
+		}
+		closedSchemas.schemas = &schemas{compiler: c, compiled: map[string]*jsonschema.Schema{}}
+	})
+	return &described{t: t, doc: s.description.doc, routes: s.mux.(chi.Routes), schemas: closedSchemas.schemas, reported: map[string]bool{}}
+}
+
+// closeObjects lets objects that name their properties have no others. The document itself leaves them open: callers must
+// be ready for new members, but here one that nobody described is a fault. What is put together from several schemas
+// stays open.
+func closeObjects(v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		if _, open := v["additionalProperties"]; v["properties"] != nil && v["type"] != nil && !open {
+			v["additionalProperties"] = false
+		}
+		for name, inner := range v {
+			if name != "allOf" && name != "examples" && name != "example" {
+				closeObjects(inner)
+			}
+		}
+	case []any:
+		for _, inner := range v {
+			closeObjects(inner)
+		}
+	}
+}
+
+func pointer(name string) string {
+	return strings.NewReplacer("~", "~0", "/", "~1", "{", "%7B", "}", "%7D").Replace(name)
+}
+
+// validate checks JSON by the schema at a place of the document.
+func (d *described) validate(at string, body []byte) error {
+	d.schemas.mu.Lock()
+	s := d.schemas.compiled[at]
+	if s == nil {
+		var err error
+		if s, err = d.schemas.compiler.Compile(documentURL + at); err != nil {
+			d.schemas.mu.Unlock()
+			return err
+		}
+		d.schemas.compiled[at] = s
+	}
+	d.schemas.mu.Unlock()
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("it is not JSON: %w", err)
+	}
+	return s.Validate(value)
+}
+
+// ServeHTTP answers as the server does, and holds the answer against the description: each test of the front is one of
+// the description, too.
+func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if f.described == nil {
+		f.server.ServeHTTP(w, r)
+		return
+	}
+	rec := &recording{ResponseWriter: w}
+	f.server.ServeHTTP(rec, r)
+	if rec.status != 0 && r.Method != http.MethodOptions {
+		if err := f.described.check(r, rec); err != nil {
+			f.described.report(err)
+		}
+	}
+}
+
+// recording keeps a copy of an answer.
+type recording struct {
+	http.ResponseWriter
+	status int
+	body   bytes.Buffer
+}
+
+func (r *recording) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+func (r *recording) WriteHeader(status int) {
+	if r.status == 0 {
+		r.status = status
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+func (r *recording) Write(b []byte) (int, error) {
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	r.body.Write(b)
+	return r.ResponseWriter.Write(b)
+}
+
+// check says in what an answer is not as described.
+func (d *described) check(r *http.Request, a *recording) error {
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	path := r.URL.RawPath
+	if path == "" {
+		path = r.URL.Path
+	}
+	pattern := d.routes.Find(chi.NewRouteContext(), method, path)
+	var op *openapi.Operation
+	if item, ok := d.doc.Paths.Get(pattern); ok {
+		op, _ = item.Get(strings.ToLower(method))
+	}
+	if op == nil {
+		if pattern == "" && a.status != http.StatusNotFound && a.status != http.StatusMethodNotAllowed {
+			return fmt.Errorf("%s %s, which no route has: %d", method, path, a.status)
+		}
+		return nil // a route without a description is another test's matter
+	}
+	faultf := func(format string, args ...any) error {
+		return fmt.Errorf("%s %s answered %d: %s\n(internal/http/openapi/%s, operation %s)\n%.2000s", method, pattern, a.status, fmt.Sprintf(format, args...), op.File, op.ID, a.body.Bytes())
+	}
+	status := fmt.Sprint(a.status)
+	response, ok := op.Responses.Get(status)
+	if !ok {
+		return faultf("the status is not described: name it in `answers`, or the problem's code in `problems`")
+	}
+	for _, h := range response.Headers {
+		name := strings.TrimPrefix(h.Value.Ref, "#/components/headers/")
+		if defined, _ := d.doc.Components.Headers.Get(name); defined.Required && a.Header().Get(name) == "" && !(name == "Retry-After" && !isProblem(a)) {
+			return faultf("the header %s is described and missing", name)
+		}
+	}
+	if a.Header().Get("RateLimit") != "" && op.RateLimit == nil && a.status != http.StatusTooManyRequests {
+		return faultf("it spends a limit that is not described")
+	}
+	kind := a.Header().Get("Content-Type")
+	if kind == "" && len(response.Content) == 0 || r.Method == http.MethodHead {
+		return nil
+	}
+	media, _, err := mime.ParseMediaType(kind)
+	if err != nil {
+		return faultf("its type %q: %v", kind, err)
+	}
+	name := media
+	if _, ok := response.Content.Get(name); !ok {
+		name = "*/*"
+		if _, ok := response.Content.Get(name); !ok {
+			return faultf("the type %q is not described", media)
+		}
+	}
+	if !strings.HasSuffix(media, "json") || name == "*/*" {
+		return nil
+	}
+	if err := d.validate("#/paths/"+pointer(pattern)+"/"+strings.ToLower(method)+"/responses/"+status+"/content/"+pointer(name)+"/schema", a.body.Bytes()); err != nil {
+		return faultf("the body is not as described; new members belong into the schema's properties, with ? behind their names if they may be absent: %v", err)
+	}
+	if isProblem(a) {
+		var p struct{ Code string }
+		if err := json.Unmarshal(a.body.Bytes(), &p); err != nil || !slices.Contains(response.Problems, p.Code) {
+			return faultf("the code %s is not described with this status: add it to `problems`", p.Code)
+		}
+	}
+	return nil
+}
+
+func isProblem(a *recording) bool { return a.Header().Get("Content-Type") == typeProblem }
+
+// The check itself can fail: it refuses an answer for each thing that it looks at.
+func TestUndescribedAnswersAreFound(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	const list = "/api/v1/routing_rules"
+	problem := func(code code) string {
+		return string(newProblem(code, "x").reply("https://hub.example", "req_x").body)
+	}
+	const rule = `{"data":[{"id":"01939d2c-0000-7000-8000-0000000000f0","name":"r","source_channel_id":"01939d2c-0000-7000-8000-0000000000c1","target_channel_ids":[],
+		"enabled":true,"tenant_id":"01939d2c-0000-7000-8000-0000000000e0","inserted_at":"2026-11-30T07:42:20Z","updated_at":"2026-11-30T07:42:20Z"}]}`
+	tests := map[string]struct {
+		path, kind string
+		status     int
+		body, want string // want: "" for an answer as described
+	}{
+		"as described":            {list, typeJSON, 200, rule, ""},
+		"status":                  {list, typeJSON, 203, rule, "status is not described"},
+		"type":                    {list, typeText, 200, "x", "not described"},
+		"no JSON":                 {list, typeJSON, 200, "{", "not JSON"},
+		"new member":              {list, typeJSON, 200, strings.Replace(rule, `"name"`, `"colour":1,"name"`, 1), "colour"},
+		"new member outside":      {list, typeJSON, 200, `{"data":[],"meta":{}}`, "meta"},
+		"missing member":          {list, typeJSON, 200, strings.Replace(rule, `"name":"r",`, "", 1), "name"},
+		"another type":            {list, typeJSON, 200, strings.Replace(rule, `"r"`, "7", 1), "/data/0/name"},
+		"no UUID":                 {list, typeJSON, 200, strings.Replace(rule, "01939d2c", "x", 1), "uuid"},
+		"problem":                 {list, typeProblem, 401, problem(codeMissingCredential), ""},
+		"problem of another kind": {list, typeProblem, 401, problem(codeInvalidSignature), "invalid_signature"},
+		"page":                    {"/docs", typeHTML, 200, "x", ""},
+		"no page":                 {"/docs", typeJSON, 200, "{}", "not described"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := httptest.NewRecorder()
+			for header, value := range map[string]string{"Content-Type": tt.kind, "X-Request-Id": "req_x", "Www-Authenticate": "x"} {
+				w.Header().Set(header, value)
+			}
+			a := &recording{ResponseWriter: w, status: tt.status}
+			a.body.WriteString(tt.body)
+			r := httptest.NewRequestWithContext(t.Context(), "GET", tt.path, nil)
+			err := f.described.check(r, a)
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("%v, want %q", err, tt.want)
+			}
+			w.Header().Del("X-Request-Id")
+			if err := f.described.check(r, a); tt.want == "" && (err == nil || !strings.Contains(err.Error(), "X-Request-Id")) {
+				t.Errorf("without its id: %v", err)
+			}
+		})
+	}
+}
