@@ -53,7 +53,7 @@ func (s *server) describe() (*description, error) {
 	}
 	sum := sha256.Sum256(d.text)
 	d.etag = `"` + hex.EncodeToString(sum[:16]) + `"`
-	d.page = sync.OnceValues(func() (*reply, error) { return s.pages.render("docs.html", d.doc) })
+	d.page = sync.OnceValues(func() (*reply, error) { return s.pages.render("docs.html", newDocsPage(d.doc)) })
 	return d, nil
 }
 
@@ -106,7 +106,11 @@ func (rt *route) described() openapi.Route {
 	}
 	if rt.bucket != 0 {
 		info := rt.bucket.Info()
-		d.Bucket, d.Limit = info.Name, fmt.Sprintf("%s for each %s", info.Default, subjectWords[info.Subject])
+		subject := subjectWords[info.Subject]
+		if rt.auth == credentialToken && info.Subject == ratelimit.SubjectCaller {
+			subject = "user"
+		}
+		d.Bucket, d.Limit = info.Name, fmt.Sprintf("%s for each %s", info.Default, subject)
 	}
 	for _, c := range rt.guardProblems() {
 		d.Problems = append(d.Problems, problemOfKind(c, 0))
@@ -119,7 +123,7 @@ func (rt *route) described() openapi.Route {
 
 var subjectWords = map[ratelimit.Subject]string{
 	ratelimit.SubjectTenant: "tenant", ratelimit.SubjectChannel: "channel", ratelimit.SubjectIP: "client address", ratelimit.SubjectAccount: "account",
-	ratelimit.SubjectCaller: "tenant (API keys) or user (client tokens)", ratelimit.SubjectSession: "session", ratelimit.SubjectOperator: "operator token",
+	ratelimit.SubjectCaller: "tenant", ratelimit.SubjectSession: "session", ratelimit.SubjectOperator: "operator token",
 }
 
 // guardProblems are the codes with which a request can end before its handler runs, and those that any handler behind the

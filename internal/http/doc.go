@@ -11,8 +11,13 @@
 // It decides also what a caller sees when something is wrong: every error is an RFC 9457 problem from one catalogue
 // (problems.go), chosen by one ordered list (errors.go). Domain packages say what happened, never a status code.
 //
+// A route is described, for people and for generators of clients, in the file of its resource in openapi/*.yaml: what the row says
+// is taken from there, the rest is a few lines (openapi/common.yaml explains them). The tests' front holds every answer that
+// any test gets against the description, so that it stays true: an undescribed status, code, header or member fails the test
+// that met it, and the message says what to write where.
+//
 // It may import the domain packages (tenants, auth, channel, activity with upload, inbound, delivery, ratelimit) and the leaves
-// fault, secrets and postgres. Pages come as an fs.FS; package web is not imported here.
+// fault, secrets and postgres, and its own openapi. Pages come as an fs.FS; package web is not imported here.
 //
 // Goroutines: none of its own; net/http's only. New starts nothing.
 //

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"mime"
 	"net/http"
 	"net/http/httptest"
@@ -118,7 +119,7 @@ func (d *described) examples(t *testing.T, what, base string, content openapi.Ma
 
 func (d *described) valid(t *testing.T, what, schema string, example []byte) {
 	t.Helper()
-	if err := d.validate(schema, example); err != nil {
+	if err := d.closed.validate(schema, example); err != nil {
 		t.Errorf("the example of %s: %v", what, err)
 	}
 }
@@ -252,10 +253,10 @@ func (f *front) newSample(t *testing.T) *sample {
 
 // described holds answers against the description.
 type described struct {
-	t       *testing.T
-	doc     *openapi.Document
-	routes  chi.Routes
-	schemas *schemas
+	t            *testing.T
+	doc          *openapi.Document
+	routes       chi.Routes
+	open, closed *schemas // of what is sent, which may have more members than are named, and of answers
 
 	mu       sync.Mutex
 	reported map[string]bool
@@ -272,8 +273,7 @@ func (d *described) report(err error) {
 	}
 }
 
-// schemas are the compiled schemas of one document. Compiling takes a while, and the document says the same on every front
-// of a test run, but for its address and version.
+// schemas are the compiled schemas of one document.
 type schemas struct {
 	mu       sync.Mutex
 	compiler *jsonschema.Compiler
@@ -282,23 +282,29 @@ type schemas struct {
 
 const documentURL = "https://hub.example/openapi.json"
 
-var closedSchemas struct {
+func newSchemas(document any) *schemas {
+	c := jsonschema.NewCompiler()
+	c.AssertFormat()
+	if err := c.AddResource(documentURL, document); err != nil {
+		panic(err)
+	}
+	return &schemas{compiler: c, compiled: map[string]*jsonschema.Schema{}}
+}
+
+// Compiling takes a while, and the document says the same on every front of a test run, but for its address and version.
+var compiled struct {
 	sync.Once
-	*schemas
+	open, closed *schemas
 }
 
 func newDescribed(t *testing.T, s *server) *described {
-	closedSchemas.Do(func() {
-		document := must(jsonschema.UnmarshalJSON(bytes.NewReader(s.description.text)))
-		closeObjects(document)
-		c := jsonschema.NewCompiler()
-		c.AssertFormat()
-		if err := c.AddResource(documentURL, document); err != nil {
-			t.Fatal(err)
-		}
-		closedSchemas.schemas = &schemas{compiler: c, compiled: map[string]*jsonschema.Schema{}}
+	compiled.Do(func() {
+		document := func() any { return must(jsonschema.UnmarshalJSON(bytes.NewReader(s.description.text))) }
+		closed := document()
+		closeObjects(closed)
+		compiled.open, compiled.closed = newSchemas(document()), newSchemas(closed)
 	})
-	return &described{t: t, doc: s.description.doc, routes: s.mux.(chi.Routes), schemas: closedSchemas.schemas, reported: map[string]bool{}}
+	return &described{t: t, doc: s.description.doc, routes: s.mux.(chi.Routes), open: compiled.open, closed: compiled.closed, reported: map[string]bool{}}
 }
 
 // closeObjects lets objects that name their properties have no others. The document itself leaves them open: callers must
@@ -327,23 +333,29 @@ func pointer(name string) string {
 }
 
 // validate checks JSON by the schema at a place of the document.
-func (d *described) validate(at string, body []byte) error {
-	d.schemas.mu.Lock()
-	s := d.schemas.compiled[at]
-	if s == nil {
-		var err error
-		if s, err = d.schemas.compiler.Compile(documentURL + at); err != nil {
-			d.schemas.mu.Unlock()
-			return err
-		}
-		d.schemas.compiled[at] = s
+func (s *schemas) validate(at string, body []byte) error {
+	schema, err := s.at(at)
+	if err != nil {
+		return err
 	}
-	d.schemas.mu.Unlock()
 	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(body))
 	if err != nil {
 		return fmt.Errorf("it is not JSON: %w", err)
 	}
-	return s.Validate(value)
+	return schema.Validate(value)
+}
+
+func (s *schemas) at(place string) (*jsonschema.Schema, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if schema := s.compiled[place]; schema != nil {
+		return schema, nil
+	}
+	schema, err := s.compiler.Compile(documentURL + place)
+	if err == nil {
+		s.compiled[place] = schema
+	}
+	return schema, err
 }
 
 // ServeHTTP answers as the server does, and holds the answer against the description: each test of the front is one of
@@ -354,6 +366,9 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	rec := &recording{ResponseWriter: w}
+	if r.Body != nil && r.Body != http.NoBody {
+		r.Body = &copied{r.Body, &rec.request}
+	}
 	f.server.ServeHTTP(rec, r)
 	if rec.status != 0 && r.Method != http.MethodOptions {
 		if err := f.described.check(r, rec); err != nil {
@@ -362,11 +377,23 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// recording keeps a copy of an answer.
+// recording keeps a copy of an answer, and of the body that it is the answer to.
 type recording struct {
 	http.ResponseWriter
-	status int
-	body   bytes.Buffer
+	status        int
+	request, body bytes.Buffer
+}
+
+// copied keeps what is read of a body.
+type copied struct {
+	io.ReadCloser
+	into *bytes.Buffer
+}
+
+func (c *copied) Read(b []byte) (int, error) {
+	n, err := c.ReadCloser.Read(b)
+	c.into.Write(b[:n])
+	return n, err
 }
 
 func (r *recording) Unwrap() http.ResponseWriter { return r.ResponseWriter }
@@ -417,12 +444,19 @@ func (d *described) check(r *http.Request, a *recording) error {
 	}
 	for _, h := range response.Headers {
 		name := strings.TrimPrefix(h.Value.Ref, "#/components/headers/")
-		if defined, _ := d.doc.Components.Headers.Get(name); defined.Required && a.Header().Get(name) == "" && !(name == "Retry-After" && !isProblem(a)) {
+		if defined, _ := d.doc.Components.Headers.Get(name); defined.Required && a.Header().Get(name) == "" {
 			return faultf("the header %s is described and missing", name)
 		}
 	}
 	if a.Header().Get("RateLimit") != "" && op.RateLimit == nil && a.status != http.StatusTooManyRequests {
 		return faultf("it spends a limit that is not described")
+	}
+	// What was taken is what may be sent. (Providers' bodies are stored whatever they are.)
+	if b := op.RequestBody; b != nil && a.status < 300 && b.Content[0].Name == "application/json" && json.Valid(a.request.Bytes()) {
+		at := "#/paths/" + pointer(pattern) + "/" + strings.ToLower(method) + "/requestBody/content/application~1json/schema"
+		if err := d.open.validate(at, a.request.Bytes()); err != nil {
+			return faultf("it took a body that is not as described: %v\n%.500s", err, a.request.Bytes())
+		}
 	}
 	kind := a.Header().Get("Content-Type")
 	if kind == "" && len(response.Content) == 0 || r.Method == http.MethodHead {
@@ -442,7 +476,11 @@ func (d *described) check(r *http.Request, a *recording) error {
 	if !strings.HasSuffix(media, "json") || name == "*/*" {
 		return nil
 	}
-	if err := d.validate("#/paths/"+pointer(pattern)+"/"+strings.ToLower(method)+"/responses/"+status+"/content/"+pointer(name)+"/schema", a.body.Bytes()); err != nil {
+	at := "#/paths/" + pointer(pattern) + "/" + strings.ToLower(method) + "/responses/" + status
+	if response.Shared != "" {
+		at = "#/components/responses/" + response.Shared
+	}
+	if err := d.closed.validate(at+"/content/"+pointer(name)+"/schema", a.body.Bytes()); err != nil {
 		return faultf("the body is not as described; new members belong into the schema's properties, with ? behind their names if they may be absent: %v", err)
 	}
 	if isProblem(a) {

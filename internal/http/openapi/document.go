@@ -84,9 +84,10 @@ type PathItem = Map[*Operation]
 
 // Components are what the document refers to.
 type Components struct {
-	Schemas         Map[*Schema]     `json:"schemas"`
-	Headers         Map[*Header]     `json:"headers"`
-	SecuritySchemes Map[*Credential] `json:"securitySchemes"`
+	Schemas         Map[*Schema]        `json:"schemas"`
+	Headers         Map[*Header]        `json:"headers"`
+	Responses       Map[*wholeResponse] `json:"responses"`
+	SecuritySchemes Map[*Credential]    `json:"securitySchemes"`
 }
 
 // Operation is a route, or a webhook.
@@ -141,7 +142,22 @@ type Response struct {
 	Content     Map[*Media]  `json:"content,omitempty"`
 	// Problems are the codes that the answer can have.
 	Problems []string `json:"x-problem-codes,omitempty"`
+
+	// Shared is the name in the components of an answer that several operations have, "" for none: in JSON the operation
+	// refers to it.
+	Shared string `json:"-"`
 }
+
+// MarshalJSON implements json.Marshaler.
+func (r *Response) MarshalJSON() ([]byte, error) {
+	if r.Shared != "" {
+		return encode(map[string]string{"$ref": "#/components/responses/" + r.Shared})
+	}
+	return encode((*wholeResponse)(r))
+}
+
+// wholeResponse is a response that is written out.
+type wholeResponse Response
 
 // Header is a header of an answer, or a reference to one.
 type Header struct {
@@ -164,6 +180,7 @@ func (s *Source) Document(o Options) (*Document, error) {
 	b.paths()
 	b.webhooks()
 	b.components()
+	b.share()
 	b.checkRefs()
 	return b.doc, errors.Join(b.errs...)
 }
@@ -322,13 +339,13 @@ func (b *builder) given(op *operation, from parameters, in string) []*Parameter 
 // parameter moves description and example of a schema to where a parameter has them.
 func parameter(name, in string, s *Schema) *Parameter {
 	bare := *s
-	p := &Parameter{Name: name, In: in, Description: s.Description, Required: in == "path", Schema: &bare, Example: s.example()}
+	p := &Parameter{Name: name, In: in, Description: s.Description, Required: in == "path", Schema: &bare, Example: s.Example()}
 	bare.Description, bare.Examples = "", nil
 	return p
 }
 
-// example is the first example of a schema, nil for none.
-func (s *Schema) example() json.RawMessage {
+// Example is the first example of a schema, nil for none.
+func (s *Schema) Example() json.RawMessage {
 	var list []json.RawMessage
 	if s.Examples == nil || json.Unmarshal(s.Examples, &list) != nil || len(list) == 0 {
 		return nil
@@ -375,7 +392,7 @@ func (b *builder) example(op *operation, written *yaml.Node, of *Schema) json.Ra
 	if named := b.schemas[of.RefName()]; named != nil {
 		of = named
 	}
-	return of.example()
+	return of.Example()
 }
 
 // answers are the answers that are written by hand.
@@ -402,7 +419,7 @@ func (b *builder) answers(op *operation, rt Route) Map[*Response] {
 		case a.List != nil:
 			media = b.envelope(op, a, a.List, `{"data":[%s]}`, Map[*Schema]{{"data", listOf(a.List)}})
 		case a.Page != nil:
-			media = b.envelope(op, a, a.Page, `{"data":[%s],"meta":`+string(b.schemas["PageMeta"].example())+`}`,
+			media = b.envelope(op, a, a.Page, `{"data":[%s],"meta":`+string(b.schemas["PageMeta"].Example())+`}`,
 				Map[*Schema]{{"data", listOf(a.Page)}, {"meta", &Schema{Ref: schemaRef + "PageMeta"}}})
 		case a.Body != nil:
 			media.Example = b.example(op, &a.Example, a.Body)
@@ -533,6 +550,44 @@ func (b *builder) components() {
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.common.Credentials)) {
 		c.SecuritySchemes.add(name, b.common.Credentials[name])
+	}
+}
+
+// share moves problems that several operations have alike into the components: a fifth of the size, and one type each in
+// generated clients.
+func (b *builder) share() {
+	alike := map[string][]*Response{}
+	var order []string
+	for _, path := range b.doc.Paths {
+		for _, method := range *path.Value {
+			for _, r := range method.Value.Responses {
+				if len(r.Value.Problems) == 0 || len(r.Value.Content) != 1 {
+					continue
+				}
+				text, err := encode(r.Value)
+				if err != nil {
+					b.errs = append(b.errs, err)
+				}
+				key := r.Name + string(text)
+				if alike[key] == nil {
+					order = append(order, key)
+				}
+				alike[key] = append(alike[key], r.Value)
+			}
+		}
+	}
+	count := map[string]int{}
+	for _, key := range order {
+		if len(alike[key]) < 2 {
+			continue
+		}
+		status := key[:3]
+		count[status]++
+		name := fmt.Sprintf("Problem%s-%d", status, count[status])
+		b.doc.Components.Responses.add(name, (*wholeResponse)(alike[key][0]))
+		for _, r := range alike[key] {
+			r.Shared = name
+		}
 	}
 }
 

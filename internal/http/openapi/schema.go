@@ -145,7 +145,7 @@ func (s *Schema) UnmarshalYAML(n *yaml.Node) error {
 		"maxItems": &s.MaxItems, "contentEncoding": &s.ContentEncoding, "contentMediaType": &s.ContentMediaType, "items": &s.Items,
 		"allOf": &s.AllOf, "anyOf": &s.AnyOf, "oneOf": &s.OneOf,
 	}
-	return members(n, func(name string, value *yaml.Node) error {
+	err := members(n, func(name string, value *yaml.Node) error {
 		switch name {
 		case "type":
 			return at(value, s.setType(value.Value))
@@ -179,9 +179,13 @@ func (s *Schema) UnmarshalYAML(n *yaml.Node) error {
 			return value.Decode(target)
 		}
 	})
+	if _, nullable := s.Type.([]string); nullable && s.Enum != nil {
+		s.Enum = append(s.Enum, nil)
+	}
+	return err
 }
 
-// Parameters are the parameters of a query, or the headers, of an operation. All may be left out.
+// parameters are the parameters of a query, or the headers, of an operation. All may be left out.
 type parameters Map[*Schema]
 
 // UnmarshalYAML implements yaml.Unmarshaler.
