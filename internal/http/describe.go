@@ -93,9 +93,16 @@ var bodyTypes = map[bodyKind]struct{ kind, media string }{
 
 // described is what the description says of the route by itself.
 func (rt *route) described() openapi.Route {
-	body := bodyTypes[rt.body]
+	body, known := bodyTypes[rt.body]
+	if !known && rt.body != bodyNone { // so that it is missed in the description, by its name
+		body.kind, body.media = rt.body.String(), "application/octet-stream"
+	}
+	credential, known := credentialSchemes[rt.auth]
+	if !known {
+		credential = rt.auth.String()
+	}
 	d := openapi.Route{
-		Method: rt.method, Pattern: rt.pattern, Credential: credentialSchemes[rt.auth], Body: body.kind, BodyType: body.media,
+		Method: rt.method, Pattern: rt.pattern, Credential: credential, Body: body.kind, BodyType: body.media,
 		OptionalBody: rt.body == bodyOptional, MaxBody: rt.maxBody,
 	}
 	if strings.Contains(rt.pattern, "{secret}") {

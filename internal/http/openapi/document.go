@@ -268,7 +268,8 @@ func (b *builder) operation(rt Route, op *operation) *Operation {
 	out.Route, out.File, out.Tags = rt, op.group.file, []string{op.group.Tag}
 	if rt.Credential != "" {
 		if b.common.Credentials[rt.Credential] == nil {
-			b.faultf(op, "%s has no credential %q", commonFile, rt.Credential)
+			b.gapf("the credential %q of %s is not described: add it to `credentials` of internal/http/openapi/%s, and to credentialSchemes of internal/http/describe.go",
+				rt.Credential, rt.name(), commonFile)
 		}
 		scopes := []string{}
 		if rt.Scope != "" {
@@ -370,9 +371,10 @@ func (b *builder) body(op *operation, rt Route) *RequestBody {
 	}
 	if rt.Body != "" {
 		if b.common.Bodies[rt.Body] == "" {
-			b.faultf(op, "%s has no words for bodies of the kind %q", commonFile, rt.Body)
+			b.gapf("bodies of the kind %q are not described: add it to `bodies` of internal/http/openapi/%s, and to bodyTypes of internal/http/describe.go", rt.Body, commonFile)
+		} else {
+			notes = append(notes, fmt.Sprintf(b.common.Bodies[rt.Body], rt.MaxBody))
 		}
-		notes = append(notes, fmt.Sprintf(b.common.Bodies[rt.Body], rt.MaxBody))
 	}
 	return &RequestBody{
 		Description: strings.Join(notes, " "), Required: !rt.OptionalBody,

@@ -134,13 +134,14 @@ func TestDerived(t *testing.T) {
 func TestGaps(t *testing.T) {
 	t.Parallel()
 	o := testOptions
-	o.Routes = append(o.Routes[:1:1], Route{Method: "GET", Pattern: "/others/{other_id}"})
-	doc, err := newDocument(t, testThings+"  Unused: string\n", o)
+	o.Routes = append(o.Routes[:1:1], Route{Method: "GET", Pattern: "/others/{other_id}"}, Route{Method: "PUT", Pattern: "/things/{thing_id}", Credential: "session", Body: "file", BodyType: "x/y"})
+	doc, err := newDocument(t, strings.Replace(testThings, "  PUT /things/{thing_id}:", "  GET /none:\n    id: x\n    summary: x\n    answers: {200: {}}\n  PUT /things/{thing_id}:", 1)+"  Unused: string\n", o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	gaps := strings.Join(doc.Gaps, "\n")
-	for _, want := range []string{"GET /others/{other_id} has no description", "things.yaml describes PUT /things/{thing_id}, which is no route", "schema Unused"} {
+	for _, want := range []string{"GET /others/{other_id} has no description", "things.yaml describes GET /none, which is no route", "schema Unused",
+		`credential "session" of PUT /things/{thing_id}`, `the kind "file"`} {
 		if !strings.Contains(gaps, want) {
 			t.Errorf("no gap says %q:\n%s", want, gaps)
 		}
