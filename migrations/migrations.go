@@ -26,6 +26,8 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
+
+	"converger/internal/postgres"
 )
 
 //go:embed *.up.sql
@@ -170,9 +172,9 @@ func load(fsys fs.FS) ([]migration, error) {
 }
 
 func up(ctx context.Context, url string, fsys fs.FS) (rep Report, err error) {
-	cfg, err := pgxpool.ParseConfig(url) // the pool's parser: it knows pool_* parameters, which a plain connection refuses
+	cfg, err := postgres.ParseURL(url) // the pool's parser: it knows pool_* parameters, which a plain connection refuses
 	if err != nil {
-		return rep, fmt.Errorf("migrations: read database URL: %w", err)
+		return rep, fmt.Errorf("migrations: the database URL %w", err)
 	}
 	cfg.ConnConfig.RuntimeParams["application_name"] = "converger-migrate"
 	cfg.ConnConfig.RuntimeParams["statement_timeout"] = "0"

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"math"
 	"net/netip"
@@ -13,9 +14,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"converger/internal/activity/upload"
+	"converger/internal/postgres"
 	"converger/internal/ratelimit"
 	"converger/internal/secrets"
 )
@@ -76,7 +81,11 @@ type setting struct {
 	set      func(c *Config, value string) error
 }
 
-// value reads the variable, or for a secret the file that its twin names; "" when neither is set.
+// maxSecretFile is more than the longest list of keys; a wrong path may lead to something endless.
+const maxSecretFile = 64 << 10
+
+// value reads the variable, or for a secret the file that its twin names; "" when neither is set. White space around the
+// value, such as the line's end in a file, does not count.
 func (s setting) value(getenv func(string) string) (string, error) {
 	value := strings.TrimSpace(getenv(s.name))
 	if !s.secret {
@@ -89,11 +98,47 @@ func (s setting) value(getenv func(string) string) (string, error) {
 	case value != "":
 		return "", fmt.Errorf("is set, and so is %s_FILE: set one of them", s.name)
 	}
-	b, err := os.ReadFile(file)
+	value, err := readSecret(file)
 	if err != nil {
-		return "", fmt.Errorf("%s_FILE: %w", s.name, err)
+		return "", fmt.Errorf("%s_FILE %w", s.name, err)
 	}
-	return strings.TrimSpace(string(b)), nil
+	return value, nil
+}
+
+// readSecret reads a file that holds one value. Its errors complete a sentence and show neither the content nor the name:
+// some put the secret itself where its file belongs.
+func readSecret(file string) (string, error) {
+	f, err := os.Open(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENAMETOOLONG), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EINVAL):
+		return "", errors.New("names a file that does not exist (the name is not shown, in case it is the secret itself)")
+	case errors.Is(err, fs.ErrPermission):
+		return "", errors.New("names a file that this program's user may not read")
+	case err != nil:
+		return "", errors.New("names a file that can't be opened")
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.IsDir() {
+		return "", errors.New("names a folder and not a file")
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxSecretFile+1))
+	switch {
+	case err != nil:
+		return "", errors.New("names a file that can't be read to its end")
+	case len(b) > maxSecretFile:
+		return "", fmt.Errorf("names a file of more than %d bytes, which can't be one secret", maxSecretFile)
+	case !utf8.Valid(b):
+		return "", errors.New("names a file that is not text in UTF-8")
+	}
+	// Some editors begin a file with a byte order mark.
+	value := strings.TrimSpace(strings.TrimPrefix(string(b), "\ufeff"))
+	switch {
+	case value == "":
+		return "", errors.New("names a file with nothing in it")
+	case strings.ContainsFunc(value, unicode.IsControl):
+		return "", errors.New("names a file with several lines or control characters; the value must be one line")
+	}
+	return value, nil
 }
 
 // The published or trivial secrets that people paste from examples.
@@ -106,7 +151,8 @@ var settings = []setting{
 		doc: "Postgres (15 or newer), as `postgres://user:password@host/database`.",
 		set: func(c *Config, v string) error {
 			c.DatabaseURL = secrets.Text(v)
-			return nil
+			_, err := postgres.ParseURL(v)
+			return err
 		}},
 	{name: "POOL_SIZE", def: "20", doc: "Most database connections of this node, jobs included.",
 		set: intBetween(func(c *Config) *int { return &c.PoolSize }, 4, 1000)},
@@ -122,8 +168,8 @@ var settings = []setting{
 	{name: "PUBLIC_URL", required: true, doc: "Where clients reach this hub, such as `https://hub.example.com`. Links in answers begin with it.",
 		set: func(c *Config, v string) error {
 			u, err := url.Parse(v)
-			if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
-				return errors.New("must be an http or https URL with a host and nothing after the path")
+			if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+				return errors.New("must be an http or https URL with a host, no user, and nothing after the path")
 			}
 			c.PublicURL = strings.TrimRight(v, "/")
 			return nil
@@ -149,7 +195,7 @@ var settings = []setting{
 			return err
 		}},
 	{name: "CLOAK_RETIRED_KEYS", secret: true,
-		doc: "Earlier values of CLOAK_KEY, separated by commas: still read, no longer written.",
+		doc: "Keys that are read and not written, separated by commas: earlier values of CLOAK_KEY, and on several nodes the next one (see Changing secrets).",
 		set: func(c *Config, v string) error {
 			for _, k := range list(v) {
 				if _, err := decodeKey(k); err != nil {
@@ -294,12 +340,20 @@ func (p Problems) Error() string {
 
 // LoadConfig reads the environment. Its error is of type [Problems]; the Config is then unusable.
 func LoadConfig(getenv func(string) string) (Config, error) {
+	return loadSettings(getenv, func(string) bool { return true })
+}
+
+// loadSettings reads the variables that are wanted, for commands that need no more; the other fields are zero.
+func loadSettings(getenv func(string) string, wanted func(name string) bool) (Config, error) {
 	var c Config
 	var problems Problems
 	add := func(name, format string, args ...any) {
 		problems = append(problems, Problem{name, fmt.Sprintf(format, args...)})
 	}
 	for _, s := range settings {
+		if !wanted(s.name) {
+			continue
+		}
 		value, err := s.value(getenv)
 		if err != nil {
 			add(s.name, "%v", err)
@@ -318,7 +372,7 @@ func LoadConfig(getenv func(string) string) (Config, error) {
 			add(s.name, "%v", err)
 		}
 	}
-	if getenv("RATE_LIMITS") != "" && getenv("RATE_LIMITS_FILE") != "" {
+	if wanted("RATE_LIMITS") && getenv("RATE_LIMITS") != "" && getenv("RATE_LIMITS_FILE") != "" {
 		add("RATE_LIMITS", "is set, and so is RATE_LIMITS_FILE: set one of them")
 	}
 	if c.SecretKeyBase != "" && c.SecretKeyBase == c.PreviousSecretKeyBase {

@@ -44,6 +44,15 @@ const (
 	columnPreviousSecret = "previous_secret"
 )
 
+// SealedColumns are the columns of this package's tables that hold sealed values.
+func SealedColumns() []secrets.Column {
+	return []secrets.Column{
+		{Table: table, Name: columnConfig, Row: "id"},
+		{Table: table, Name: columnSecret, Row: "id"},
+		{Table: table, Name: columnPreviousSecret, Row: "id"},
+	}
+}
+
 // Store keeps channels in Postgres, their config and secrets sealed. It is safe for concurrent use.
 type Store struct {
 	pool *pgxpool.Pool

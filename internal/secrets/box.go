@@ -4,6 +4,7 @@ import (
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 
@@ -27,26 +28,54 @@ const (
 	headSize   = 1 + keyIDSize
 )
 
-type keyID [keyIDSize]byte
+// KeyID is how a key is named in what it sealed: the first four bytes of its SHA-256. It is no secret.
+type KeyID [keyIDSize]byte
+
+// IDOf gives the id of a key.
+func IDOf(key []byte) KeyID {
+	sum := sha256.Sum256(key)
+	return KeyID(sum[:keyIDSize])
+}
+
+// String writes the id as eight hexadecimal digits.
+func (id KeyID) String() string { return hex.EncodeToString(id[:]) }
+
+// Column is a column of a table in which sealed values stand; NULL is none. The names are those that [Box.Seal] was
+// given. Row is the column with the UUID that Seal was given; an index of its own makes it unique.
+type Column struct{ Table, Name, Row string }
+
+// String is table.column.
+func (c Column) String() string { return c.Table + "." + c.Name }
+
+// SealedBy tells which key sealed a value; false: the value does not begin as sealed ones do.
+func SealedBy(sealed []byte) (KeyID, bool) {
+	if len(sealed) < headSize || sealed[0] != boxVersion {
+		return KeyID{}, false
+	}
+	return KeyID(sealed[1:headSize]), true
+}
+
+// Head is what every value that the key of this id sealed begins with, for queries.
+func (id KeyID) Head() []byte { return append([]byte{boxVersion}, id[:]...) }
 
 // Box seals values for the database and opens them again. It is safe for concurrent use.
 type Box struct {
-	current keyID
-	keys    map[keyID]cipher.AEAD
+	current KeyID
+	keys    map[KeyID]cipher.AEAD
 }
 
 // NewBox makes a Box that seals with current and opens with current and any of retired; so a key is changed without a
 // stop: the old one is retired until everything has been sealed anew. Keys are [KeySize] random bytes. A key is known
 // in sealed values by the first four bytes of its SHA-256; two different keys with the same id are refused.
 func NewBox(current []byte, retired ...[]byte) (*Box, error) {
-	b := &Box{keys: make(map[keyID]cipher.AEAD, 1+len(retired))}
-	seen := make(map[keyID][sha256.Size]byte, 1+len(retired))
+	b := &Box{keys: make(map[KeyID]cipher.AEAD, 1+len(retired))}
+	seen := make(map[KeyID][sha256.Size]byte, 1+len(retired))
 	for i, key := range append([][]byte{current}, retired...) {
 		if len(key) != KeySize {
 			return nil, fmt.Errorf("key %d has %d bytes instead of %d", i, len(key), KeySize)
 		}
 		sum := sha256.Sum256(key)
-		id := keyID(sum[:keyIDSize])
+		id := KeyID(sum[:keyIDSize])
 		if other, ok := seen[id]; ok && other != sum {
 			return nil, fmt.Errorf("key %d has the same id as another key; make a new one", i)
 		}
@@ -67,6 +96,15 @@ func NewBox(current []byte, retired ...[]byte) (*Box, error) {
 	return b, nil
 }
 
+// Current is the id of the key that seals.
+func (b *Box) Current() KeyID { return b.current }
+
+// Knows tells whether the Box holds a key.
+func (b *Box) Knows(id KeyID) bool {
+	_, ok := b.keys[id]
+	return ok
+}
+
 // Seal encrypts plain for one column of one row. The result is len(plain)+33 bytes.
 func (b *Box) Seal(plain []byte, table, column string, row uuid.UUID) []byte {
 	aead := b.keys[b.current]
@@ -78,10 +116,11 @@ func (b *Box) Seal(plain []byte, table, column string, row uuid.UUID) []byte {
 
 // Open gives back what Seal encrypted for the same column and row. It returns [ErrUnknownKey] or [ErrSealed].
 func (b *Box) Open(sealed []byte, table, column string, row uuid.UUID) ([]byte, error) {
-	if len(sealed) < headSize || sealed[0] != boxVersion {
+	id, ok := SealedBy(sealed)
+	if !ok {
 		return nil, ErrSealed
 	}
-	aead, ok := b.keys[keyID(sealed[1:headSize])]
+	aead, ok := b.keys[id]
 	if !ok {
 		return nil, ErrUnknownKey
 	}
