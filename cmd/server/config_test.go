@@ -130,6 +130,8 @@ func TestConfigProblems(t *testing.T) {
 		"no such file":                    {map[string]string{"CLOAK_KEY": "", "CLOAK_KEY_FILE": unreadable, "RATE_LIMITS_FILE": unreadable}, []string{"CLOAK_KEY", "RATE_LIMITS_FILE"}},
 		"limits twice":                    {map[string]string{"RATE_LIMITS": "{}", "RATE_LIMITS_FILE": os.DevNull}, []string{"RATE_LIMITS"}},
 		"the previous secret is the same": {map[string]string{"SECRET_KEY_BASE_PREVIOUS": testSecretKeyBase}, []string{"SECRET_KEY_BASE_PREVIOUS"}},
+		"URL with a user":                 {map[string]string{"PUBLIC_URL": "https://u:p@h/"}, []string{"PUBLIC_URL"}},
+		"no database URL":                 {map[string]string{"DATABASE_URL": "postgres://hub:pass/word@h/hub"}, []string{"DATABASE_URL"}},
 		"URL with a query":                {map[string]string{"PUBLIC_URL": "https://h/?a"}, []string{"PUBLIC_URL"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -168,8 +170,71 @@ func TestConfigSecretFiles(t *testing.T) {
 		c.MetricsToken != "0123456789abcdef" || c.PublicURL != "http://hub.test" {
 		t.Errorf("read %q %q %q %q %q", c.DatabaseURL.Reveal(), c.SecretKeyBase.Reveal(), c.EncryptionKey.Reveal(), c.MetricsToken.Reveal(), c.PublicURL)
 	}
-	if _, err := loadWith(map[string]string{"CLOAK_KEY": "", "CLOAK_KEY_FILE": file("empty", "\n")}); len(problemsOf(t, err)) != 1 {
-		t.Errorf("an empty file: %v", err)
+}
+
+// What is wrong with a secret's file is said in words, by `config check`, with nothing of the file's content or name.
+func TestConfigSecretFileProblems(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	for name, test := range map[string]struct{ path, want string }{
+		"absent":                 {filepath.Join(dir, "absent"), "does not exist"},
+		"the secret as the name": {testCloakKey, "does not exist"},
+		"a URL as the name":      {"postgres://hub:" + testCloakKey + "@h/hub", "does not exist"},
+		"a very long name":       {strings.Repeat(testCloakKey, 200), "does not exist"},
+		"below a file":           {filepath.Join(file("plain", "x"), "below"), "does not exist"},
+		"a NUL in the name":      {"a\x00b", "does not exist"},
+		"a folder":               {dir, "a folder"},
+		"empty":                  {file("empty", ""), "nothing in it"},
+		"blank":                  {file("blank", " \r\n\t\n"), "nothing in it"},
+		"a mark alone":           {file("mark alone", "\ufeff\n"), "nothing in it"},
+		"two lines":              {file("lines", testCloakKey+"\n"+testCloakKey+"\n"), "several lines"},
+		"a NUL":                  {file("nul", testCloakKey[:20]+"\x00"+testCloakKey[21:]), "control characters"},
+		"UTF-16":                 {file("utf16", "\xff\xfeq\x001\x00"), "UTF-8"},
+		"endless":                {"/dev/zero", "more than"},
+		"nothing at all":         {os.DevNull, "nothing in it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			environ := serveEnv("postgres://db", map[string]string{"CLOAK_KEY": "", "CLOAK_KEY_FILE": test.path})
+			err := start(t, environ, "config", "check").result(t)
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			if diff := cmp.Diff([]string{"CLOAK_KEY"}, problemsOf(t, err)); diff != "" || !strings.Contains(err.Error(), "CLOAK_KEY_FILE names a file") && name != "a folder" || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("want %q, got %v\n%s", test.want, err, diff)
+			}
+			if strings.Contains(err.Error(), testCloakKey) || strings.Contains(err.Error(), dir) {
+				t.Errorf("it tells too much: %v", err)
+			}
+		})
+	}
+	t.Run("unreadable", func(t *testing.T) {
+		t.Parallel()
+		if os.Geteuid() == 0 {
+			t.Skip("root may read everything")
+		}
+		path := file("unreadable", testCloakKey)
+		if err := os.Chmod(path, 0); err != nil {
+			t.Fatal(err)
+		}
+		_, err := loadWith(map[string]string{"CLOAK_KEY": "", "CLOAK_KEY_FILE": path})
+		if err == nil || !strings.Contains(err.Error(), "may not read") {
+			t.Error(err)
+		}
+	})
+	// Line ends of both kinds, and the mark with which some editors begin a file.
+	for name, text := range map[string]string{"LF": testCloakKey + "\n", "CRLF": testCloakKey + "\r\n", "mark": "\ufeff" + testCloakKey + "\r\n", "none": testCloakKey} {
+		c, err := loadWith(map[string]string{"CLOAK_KEY": "", "CLOAK_KEY_FILE": file(name, text)})
+		if err != nil || c.EncryptionKey != testCloakKey {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

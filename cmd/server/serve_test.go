@@ -479,7 +479,8 @@ func TestServeSaysWhyItCannotStart(t *testing.T) {
 	}{
 		"no database":       {map[string]string{"DATABASE_URL": "postgres://hub:hunter2secret@127.0.0.1:1/hub?sslmode=disable"}, "refused"},
 		"no such host":      {map[string]string{"DATABASE_URL": "postgres://hub:hunter2secret@nowhere.invalid/hub?sslmode=disable"}, "nowhere.invalid"},
-		"no URL":            {map[string]string{"DATABASE_URL": "postgres://hub:hunter2secret@h:port/hub"}, "database URL"},
+		"no URL":            {map[string]string{"DATABASE_URL": "postgres://hub:hunter2secret@h:port/hub"}, "DATABASE_URL: can't be read"},
+		"password with /":   {map[string]string{"DATABASE_URL": "postgres://hub:hunter2secret/x@h/hub"}, "DATABASE_URL: can't be read"},
 		"address taken":     {map[string]string{"LISTEN": taken.Addr().String()}, "address already in use"},
 		"targets not a set": {map[string]string{"WEBHOOK_ALLOWED_TARGETS": "10.0.0.0/99"}, "WEBHOOK_ALLOWED_TARGETS"},
 	} {
