@@ -2,9 +2,11 @@ package webhook
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +14,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -151,11 +154,34 @@ func readAnswer(body io.Reader, most int64) ([]byte, error) {
 	return excerpt, err
 }
 
-// withoutSecrets hides the channel's own header values in an answer that repeats the request.
+// minHidden is the shortest header value, and the shortest beginning of one at the end of an excerpt, that is hidden in
+// answers, in bytes: shorter ones would riddle innocent text.
+const minHidden = 8
+
+// withoutSecrets hides the channel's own header values in an answer that repeats the request: as they were sent, as JSON
+// writes them, without the scheme of an Authorization, and cut off by the excerpt's end.
 func withoutSecrets(answer string, c config) string {
+	var hidden []string
 	for _, value := range c.Headers {
-		if len(value) >= 8 { // shorter ones would riddle innocent text
-			answer = strings.ReplaceAll(answer, value, channel.Redacted)
+		forms := []string{value}
+		if _, credentials, ok := strings.Cut(value, " "); ok {
+			forms = append(forms, credentials)
+		}
+		for _, form := range forms {
+			quoted, _ := json.Marshal(form) // strings always marshal
+			hidden = append(hidden, form, strings.Trim(string(quoted), `"`))
+		}
+	}
+	hidden = slices.DeleteFunc(hidden, func(s string) bool { return len(s) < minHidden })
+	slices.SortFunc(hidden, func(a, b string) int { return cmp.Compare(len(b), len(a)) }) // a value before its parts
+	for _, value := range hidden {
+		answer = strings.ReplaceAll(answer, value, channel.Redacted)
+	}
+	for _, value := range hidden {
+		for n := len(value) - 1; n >= minHidden; n-- {
+			if rest, ok := strings.CutSuffix(answer, value[:n]); ok {
+				return payload.Cut(rest, maxExcerpt-len(channel.Redacted)) + channel.Redacted
+			}
 		}
 	}
 	return payload.Cut(answer, maxExcerpt)

@@ -106,6 +106,27 @@ func TestSendRequest(t *testing.T) {
 	}
 }
 
+// An answer that repeats the request does not show the channel's header values, in whatever form it repeats them.
+func TestAnswerWithoutSecrets(t *testing.T) {
+	t.Parallel()
+	c := config{Headers: map[string]string{"Authorization": "Bearer s3cret-credential", "X-Own": `quoted "value" <1>`, "X-Short": "short", "X-Longer": "s3cret-credential-and-more"}}
+	for name, test := range map[string]struct{ answer, want string }{
+		"as sent":                    {"Authorization: Bearer s3cret-credential!", "Authorization: [redacted]!"},
+		"without the scheme":         {"bad token s3cret-credential", "bad token [redacted]"},
+		"a value within another":     {"s3cret-credential-and-more", "[redacted]"},
+		"in JSON":                    {`{"x-own":"quoted \"value\" \u003c1\u003e"}`, `{"x-own":"[redacted]"}`},
+		"cut off at the end":         {"you sent Bearer s3cret-cre", "you sent Bearer [redacted]"},
+		"cut off after few letters":  {"you sent s3cret-", "you sent s3cret-"},
+		"a short one riddles nobody": {"in short: no", "in short: no"},
+		"twice":                      {"s3cret-credential s3cret-credential", "[redacted] [redacted]"},
+		"cut off and long":           {strings.Repeat("x", maxExcerpt-9) + "s3cret-cr", strings.Repeat("x", maxExcerpt-len(channel.Redacted)) + channel.Redacted},
+	} {
+		if got := withoutSecrets(test.answer, c); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
 func TestSendSignsEachAttemptAfresh(t *testing.T) {
 	t.Parallel()
 	var headers []http.Header
