@@ -103,9 +103,7 @@ func (a *aviary) call(to *api, method, path, body string, shows []string, header
 	var members any
 	if json.Unmarshal(got.body, &members) == nil {
 		for _, name := range shows {
-			for _, v := range membersOf(members, name) {
-				e.shows = append(e.shows, v)
-			}
+			e.shows = append(e.shows, membersOf(members, name)...)
 		}
 	}
 	a.exits = append(a.exits, e)
@@ -311,7 +309,7 @@ func (w *canaryWorld) prepare() {
 	w.nobody = newAPI(t, w.program.base)
 	const management = "/api/v1/management"
 	w.ops = w.nobody.with("Authorization", "Bearer "+w.token("operator token", strings.TrimSpace(runOK(t, nil, "operator", "create", "canary", "--database-url", w.url))))
-	make := func(to *api, path string, body map[string]any, shows ...string) wire {
+	create := func(to *api, path string, body map[string]any, shows ...string) wire {
 		t.Helper()
 		got := w.call(to, "POST", path, object(body), shows)
 		if got.status != http.StatusCreated {
@@ -319,27 +317,27 @@ func (w *canaryWorld) prepare() {
 		}
 		return data[wire](t, got)
 	}
-	w.tenant = make(w.ops, management+"/tenants", map[string]any{"name": "Canary"}).ID
+	w.tenant = create(w.ops, management+"/tenants", map[string]any{"name": "Canary"}).ID
 	tenant := management + "/tenants/" + w.tenant
 	got := w.call(w.ops, "POST", tenant+"/keys", `{"name":"canary"}`, []string{"api_key"})
 	w.key = w.nobody.with("X-Api-Key", w.token("API key", data[map[string]any](t, got)["api_key"].(string)))
 	channels := tenant + "/channels"
-	w.hook = make(w.ops, channels, map[string]any{"name": "hook", "type": "webhook", "secret": w.plant("chosen secret of a channel"), "config": map[string]any{
+	w.hook = create(w.ops, channels, map[string]any{"name": "hook", "type": "webhook", "secret": w.plant("chosen secret of a channel"), "config": map[string]any{
 		"url": w.provider.URL + "/?token=" + w.content("token in a channel's address"), "headers": map[string]any{
 			"Authorization": "Bearer " + w.plant("Authorization of a channel"), "X-Own-Key": w.plant("header of a channel"), "X-Dots": "0"}}}, "secret")
-	split := make(w.ops, channels, map[string]any{"name": "split", "type": "webhook", "config": map[string]any{
+	split := create(w.ops, channels, map[string]any{"name": "split", "type": "webhook", "config": map[string]any{
 		"url": w.provider.URL, "headers": map[string]any{"X-Dots": fmt.Sprint(2048 - len("Authorization: Bearer ") - 14),
 			"Authorization": "Bearer " + w.plant("credential that the end of an excerpt cuts in two")}}}, "secret")
 	w.known("made secret of a channel", split.Secret)
-	w.lost = make(w.ops, channels, map[string]any{"name": "lost", "type": "webhook", "config": map[string]any{
+	w.lost = create(w.ops, channels, map[string]any{"name": "lost", "type": "webhook", "config": map[string]any{
 		"url": "http://127.0.0.1:1/?key=" + w.content("key in a lost channel's address")}}, "secret")
 	w.known("secret of a lost channel", w.lost.Secret)
 	w.appSecret, w.verifyToken = w.plant("app secret"), w.plant("verify token")
-	w.meta = make(w.ops, channels, map[string]any{"name": "meta", "type": "whatsapp_meta", "config": map[string]any{"phone_number_id": "1",
+	w.meta = create(w.ops, channels, map[string]any{"name": "meta", "type": "whatsapp_meta", "config": map[string]any{"phone_number_id": "1",
 		"app_secret": w.appSecret, "previous_app_secret": w.plant("previous app secret"), "verify_token": w.verifyToken, "access_token": w.plant("access token of a provider")}}, "secret")
 	w.known("secret of the Meta channel", w.meta.Secret)
 	w.basic, w.fixed = w.plant("basic password"), w.plant("fixed header")
-	w.infobip = make(w.ops, channels, map[string]any{"name": "infobip", "type": "whatsapp_infobip", "config": map[string]any{"sender": "1", "basic_user": "infobip",
+	w.infobip = create(w.ops, channels, map[string]any{"name": "infobip", "type": "whatsapp_infobip", "config": map[string]any{"sender": "1", "basic_user": "infobip",
 		"basic_password": w.basic, "previous_basic_password": w.plant("previous basic password"), "header_name": "X-Fixed", "header_value": w.fixed,
 		"previous_header_value": w.plant("previous fixed header"), "api_key": w.plant("API key of a provider"), "base_url": "https://example.com"}}, "secret", "callback_url")
 	w.known("secret of the Infobip channel", w.infobip.Secret)
@@ -352,7 +350,7 @@ func (w *canaryWorld) prepare() {
 	w.known("secret in an address after a rotation", rotated.CallbackURL[strings.LastIndex(rotated.CallbackURL, "/")+1:])
 
 	for _, channel := range []string{w.hook.ID, split.ID, w.lost.ID} {
-		w.chats = append(w.chats, make(w.key, "/api/v1/conversations", map[string]any{"channel_id": channel}).ID)
+		w.chats = append(w.chats, create(w.key, "/api/v1/conversations", map[string]any{"channel_id": channel}).ID)
 	}
 	got = w.call(w.nobody, "POST", "/api/v1/converger/tokens/generate", `{"user":{"id":"ada"}}`, []string{"token"}, "Authorization", "Bearer "+w.hook.Secret)
 	w.client = w.jwt("client token", member(t, got, "token"))

@@ -2,10 +2,12 @@ package http
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -220,6 +222,18 @@ func TestNoSecretGetsOut(t *testing.T) {
 	send("GET", "/"+canary, "", func(r *http.Request) { r.SetBasicAuth("u", canary) })
 	send("POST", managementPrefix+"/tenants/"+f.tenant.ID.String()+"/channels", `{"name":"x","type":"whatsapp_meta","config":{"access_token":"`+canary+`","app_secret":7}}`, f.ops())
 	send("POST", managementPrefix+"/tenants/"+f.tenant.ID.String()+"/channels", `{"name":"x","type":"echo","secret":"`+canary+`"`, f.ops())
+	// A handler that panics while all of that is in its hands.
+	at := slices.IndexFunc(f.routes, func(r route) bool { return r.pattern == "/problems/{code}" })
+	handle := f.routes[at].handle
+	f.routes[at].handle = func(c *call) (*reply, error) {
+		var nobody []string
+		return nil, errors.New(nobody[len(c.r.Header.Get("Authorization"))])
+	}
+	send("GET", "/problems/"+canary+"?token="+canary, "", bearer(canary), header("X-Api-Key", canary), header("Cookie", "session="+canary))
+	if !strings.Contains(f.log.String(), "panic in a handler") {
+		t.Error("no panic")
+	}
+	f.routes[at].handle = handle
 	for _, a := range answers {
 		if a.StatusCode < 400 || strings.Contains(string(a.body), canary) || strings.Contains(fmt.Sprint(a.Header), canary) {
 			t.Errorf("%s %v", a, a.Header)
