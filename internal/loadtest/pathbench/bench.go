@@ -15,6 +15,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"converger/internal/devpg"
+	"converger/internal/loadtest/hub"
+	"converger/internal/loadtest/procstat"
+	"converger/internal/loadtest/wire"
 	"converger/internal/postgres"
 )
 
@@ -37,6 +40,7 @@ const (
 	drainPatience = 2 * time.Minute
 	warmUp        = time.Second
 	slowAnswer    = 500 * time.Millisecond
+	loopback      = "127.0.0.1:0"
 	noisyLanes    = 200 // twice the deliveries that a channel may have in flight
 
 	idleP50, idleP99 = 5 * time.Millisecond, 20 * time.Millisecond
@@ -64,10 +68,10 @@ type bench struct {
 	machine  machine
 	results  []*result
 
-	hub        *hub
+	hub        *hub.Process
 	postgres   *devpg.Server
 	db         *pgxpool.Pool // the hub's database
-	fast, slow *receiver
+	fast, slow *wire.Receiver
 	world      *world
 	pgbench    *pgbench
 	noPgbench  string
@@ -81,21 +85,21 @@ func (b *bench) say(format string, args ...any) {
 	fmt.Fprintf(b.progress, "[%5.1f s] %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
-func (b *bench) usage() usage { return readUsage(b.hub.pid(), b.postgres.PID()) }
+func (b *bench) usage() procstat.Usage { return procstat.Read(b.hub.PID(), b.postgres.PID()) }
 
 // spent says who used the processors since before, and for a rate how much each item took of ours; it remembers the
 // share of strangers.
-func (b *bench) spent(before usage, rate float64) string {
+func (b *bench) spent(before procstat.Usage, rate float64) string {
 	now := b.usage()
-	s, ok := now.since(before)
+	s, ok := now.Since(before)
 	if !ok {
 		return ""
 	}
-	b.machine.Others = max(b.machine.Others, s.others)
+	b.machine.Others = max(b.machine.Others, s.Others)
 	if rate == 0 {
 		return s.String()
 	}
-	return fmt.Sprintf("%s; %.0f µs of ours each", s, 1e6*s.seconds/(rate*now.at.Sub(before.at).Seconds()))
+	return fmt.Sprintf("%s; %.0f µs of ours each", s, 1e6*s.Seconds/(rate*now.At.Sub(before.At).Seconds()))
 }
 
 // run does everything in dir and leaves nothing running. What was measured before an error is in results.
@@ -163,42 +167,42 @@ func (b *bench) prepare(ctx context.Context, pg *devpg.Server, bin, dir string) 
 	if b.db, err = postgres.Open(ctx, pg.URL(), postgres.Options{MaxConns: 2, AppName: "pathbench"}); err != nil {
 		return err
 	}
-	if b.fast, err = newReceiver(ctx, 0); err != nil {
+	if b.fast, err = wire.NewReceiver(ctx, loopback, 0); err != nil {
 		return err
 	}
-	if b.slow, err = newReceiver(ctx, slowAnswer); err != nil {
+	if b.slow, err = wire.NewReceiver(ctx, loopback, slowAnswer); err != nil {
 		return err
 	}
-	if b.hub, err = newHub(ctx, b.o.program, pg.URL(), dir); err != nil {
+	if b.hub, err = hub.NewProcess(ctx, b.o.program, pg.URL(), dir); err != nil {
 		return err
 	}
-	if b.machine.Version, err = b.hub.run(ctx, "version"); err != nil {
+	if b.machine.Version, err = b.hub.Run(ctx, "version"); err != nil {
 		return err
 	}
-	if _, err := b.hub.run(ctx, "migrate", "up"); err != nil {
+	if _, err := b.hub.Run(ctx, "migrate", "up"); err != nil {
 		return err
 	}
-	if b.hub.token, err = b.hub.run(ctx, "operator", "create", "pathbench"); err != nil {
+	if b.hub.Token, err = b.hub.Run(ctx, "operator", "create", "pathbench"); err != nil {
 		return err
 	}
-	if err := b.hub.start(ctx); err != nil {
+	if err := b.hub.Start(ctx); err != nil {
 		return err
 	}
-	if b.world, err = newWorld(ctx, b.hub, b.fast.url(), b.slow.url()); err != nil {
+	if b.world, err = newWorld(ctx, b.hub, b.fast.URL(), b.slow.URL()); err != nil {
 		return err
 	}
-	b.say("hub is ready: pid %d, %d tenants, %d conversations", b.hub.pid(), worldTenants+1,
+	b.say("hub is ready: pid %d, %d tenants, %d conversations", b.hub.PID(), worldTenants+1,
 		len(b.world.out.conversations)+len(b.world.in.conversations)+len(b.world.noisy.conversations))
 	return nil
 }
 
 func (b *bench) close() {
 	if b.hub != nil {
-		b.hub.stop()
+		b.hub.Stop()
 	}
-	for _, r := range []*receiver{b.fast, b.slow} {
+	for _, r := range []*wire.Receiver{b.fast, b.slow} {
 		if r != nil {
-			r.close()
+			r.Close()
 		}
 	}
 	if b.river != nil {
@@ -348,7 +352,7 @@ func (b *bench) inserting(ctx context.Context) (float64, error) {
 
 // accept returns how many activities a second were accepted.
 func (b *bench) accept(ctx context.Context, to []*conversation, callers int, d time.Duration) (float64, error) {
-	l := newLoad(b.hub.addr, callers)
+	l := newLoad(b.hub.Addr(), callers)
 	defer l.close()
 	n, took, err := l.run(ctx, to, d, 0)
 	if &to[0] == &b.world.out.conversations[0] {
@@ -360,7 +364,7 @@ func (b *bench) accept(ctx context.Context, to []*conversation, callers int, d t
 // backlog lets the held deliveries go and measures until the last one is recorded, beside River.
 func (b *bench) backlog(ctx context.Context, r *result) error {
 	if missing := int64(perLane*len(b.world.out.conversations)) - b.queued; missing > 0 {
-		l := newLoad(b.hub.addr, 128)
+		l := newLoad(b.hub.Addr(), 128)
 		n, _, err := l.run(ctx, b.world.out.conversations, 0, missing)
 		l.close()
 		if b.queued += n; err != nil {
@@ -372,10 +376,10 @@ func (b *bench) backlog(ctx context.Context, r *result) error {
 		if err := b.release(ctx, b.world.out.channels); err != nil {
 			return 0, err
 		}
-		if err := until(ctx, drainPatience, func() (bool, error) { return b.fast.arrived.Load() > b.arrived, nil }); err != nil {
+		if err := hub.Until(ctx, drainPatience, func() (bool, error) { return b.fast.Arrived() > b.arrived, nil }); err != nil {
 			return 0, err
 		}
-		first, before := time.Now(), b.fast.arrived.Load()-b.arrived
+		first, before := time.Now(), b.fast.Arrived()-b.arrived
 		if err := b.drain(ctx); err != nil {
 			return 0, err
 		}
@@ -392,9 +396,9 @@ func (b *bench) backlog(ctx context.Context, r *result) error {
 // together accepts and delivers at once: its rate is the lower of the two within the time.
 func (b *bench) together(ctx context.Context, r *result, callers int, floor float64) error {
 	v, err := b.step(r.Work, func() (float64, error) {
-		start, before := time.Now(), b.fast.arrived.Load()
+		start, before := time.Now(), b.fast.Arrived()
 		accepted, err := b.accept(ctx, b.world.out.conversations, callers, b.o.span())
-		delivered := float64(b.fast.arrived.Load()-before) / time.Since(start).Seconds()
+		delivered := float64(b.fast.Arrived()-before) / time.Since(start).Seconds()
 		if err == nil {
 			b.say("  %.0f/s accepted, %.0f/s delivered meanwhile", accepted, delivered)
 		}
@@ -420,14 +424,14 @@ func (b *bench) release(ctx context.Context, channels []string) error {
 
 // drain waits until everything that was queued has arrived and is recorded.
 func (b *bench) drain(ctx context.Context) error {
-	err := until(ctx, drainPatience, func() (bool, error) { return b.fast.arrived.Load()-b.arrived >= b.queued, nil })
+	err := hub.Until(ctx, drainPatience, func() (bool, error) { return b.fast.Arrived()-b.arrived >= b.queued, nil })
 	if err == nil {
 		err = b.idleLanes(ctx, b.world.out.channels)
 	}
 	if err != nil {
-		return fmt.Errorf("%d of %d deliveries have arrived: %w", b.fast.arrived.Load()-b.arrived, b.queued, err)
+		return fmt.Errorf("%d of %d deliveries have arrived: %w", b.fast.Arrived()-b.arrived, b.queued, err)
 	}
-	b.queued, b.arrived = 0, b.fast.arrived.Load()
+	b.queued, b.arrived = 0, b.fast.Arrived()
 	return nil
 }
 
@@ -438,7 +442,7 @@ func (b *bench) idleLanes(ctx context.Context, channels []string) error {
 }
 
 func (b *bench) untilNone(ctx context.Context, query string, args ...any) error {
-	return until(ctx, drainPatience, func() (bool, error) {
+	return hub.Until(ctx, drainPatience, func() (bool, error) {
 		var some bool
 		err := b.db.QueryRow(ctx, query, args...).Scan(&some)
 		return !some, err
@@ -447,7 +451,7 @@ func (b *bench) untilNone(ctx context.Context, query string, args ...any) error 
 
 func (b *bench) timed(ctx context.Context, what string, n int) (p50, p99 time.Duration, err error) {
 	before := b.usage()
-	took, err := latencies(ctx, b.hub.addr, b.world.out.conversations, b.fast, n)
+	took, err := latencies(ctx, b.hub.Addr(), b.world.out.conversations, b.fast, n)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -479,7 +483,7 @@ func (b *bench) neighbour(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l := newLoad(b.hub.addr, 128)
+	l := newLoad(b.hub.Addr(), 128)
 	n, took, err := l.run(ctx, b.world.noisy.conversations, 0, int64(b.o.queued))
 	l.close()
 	if err != nil {
@@ -490,7 +494,7 @@ func (b *bench) neighbour(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	arrived := b.slow.arrived.Load()
+	arrived := b.slow.Arrived()
 	if arrived == n {
 		return errors.New("the queue was empty before the measurement ended: queue more")
 	}
@@ -541,13 +545,14 @@ func (w *witness) ack(key string, c *conversation) {
 	w.mu.Unlock()
 }
 
-func (w *witness) see(a arrival) {
+func (w *witness) see(a wire.Arrival) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.came[a.key] == nil {
-		w.came[a.key] = map[string]int{}
+	key := a.Key()
+	if w.came[key] == nil {
+		w.came[key] = map[string]int{}
 	}
-	w.came[a.key][a.id]++
+	w.came[key][a.ID]++
 }
 
 // missing is how many acknowledged activities have not arrived.
@@ -566,8 +571,8 @@ func (w *witness) missing() (n int) {
 // repeat it under the same key until it is acknowledged.
 func (b *bench) killed(ctx context.Context) error {
 	w := &witness{acked: map[string]*conversation{}, came: map[string]map[string]int{}}
-	b.fast.observe(w.see)
-	defer b.fast.observe(nil)
+	b.fast.Observe(w.see)
+	defer b.fast.Observe(nil)
 	conversations := b.world.out.conversations[:killConversations]
 
 	ctx, cancel := context.WithCancel(ctx)
@@ -591,9 +596,9 @@ func (b *bench) killed(ctx context.Context) error {
 	if err := wait(b.o.span()); err != nil {
 		return err
 	}
-	b.hub.kill()
+	b.hub.Kill()
 	b.say("kill: SIGKILL under load")
-	if err := b.hub.start(ctx); err != nil {
+	if err := b.hub.Start(ctx); err != nil {
 		return err
 	}
 	b.say("kill: the hub is ready again")
@@ -607,7 +612,7 @@ func (b *bench) killed(ctx context.Context) error {
 		}
 	}
 	// Late is a measurement too: what has not come by then is lost.
-	err := until(ctx, killPatience, func() (bool, error) { return w.missing() == 0, nil })
+	err := hub.Until(ctx, killPatience, func() (bool, error) { return w.missing() == 0, nil })
 	if err != nil && ctx.Err() != nil {
 		return err
 	}
@@ -615,13 +620,13 @@ func (b *bench) killed(ctx context.Context) error {
 	if err := b.idleLanes(ctx, b.world.out.channels); err != nil && ctx.Err() != nil {
 		return err
 	}
-	b.arrived = b.fast.arrived.Load()
+	b.arrived = b.fast.Arrived()
 
 	listed, gaps, err := b.listed(ctx, conversations)
 	if err != nil {
 		return err
 	}
-	b.fast.observe(nil)
+	b.fast.Observe(nil)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var unlisted, doubled, undelivered, repeats, most int
@@ -657,12 +662,12 @@ func (b *bench) killed(ctx context.Context) error {
 
 // persist posts until running ends, each activity until it is acknowledged.
 func (b *bench) persist(ctx, running context.Context, w *witness, to []*conversation, i int) error {
-	c := newCaller(b.hub.addr)
-	defer c.close()
+	c := newCaller(b.hub.Addr())
+	defer c.Close()
 	for n := i; running.Err() == nil; n += killCallers {
 		conv, key := to[n%len(to)], newKey()
 		for {
-			status, err := c.post(ctx, conv, key, text)
+			status, err := post(ctx, c, conv, key, text)
 			if err == nil && status == http.StatusCreated {
 				w.ack(key, conv)
 				break
@@ -697,7 +702,7 @@ func (b *bench) listed(ctx context.Context, conversations []*conversation) (byKe
 				}
 			}
 			path := "/api/v1/conversations/" + conv.id + "/activities?limit=1000&watermark=" + mark
-			if err := b.hub.call(ctx, http.MethodGet, path, [2]string{"X-Api-Key", conv.tenant.apiKey}, nil, &page); err != nil {
+			if err := b.hub.Call(ctx, http.MethodGet, path, conv.tenant.As(), nil, &page); err != nil {
 				return nil, 0, err
 			}
 			for _, a := range page.Data {

@@ -6,8 +6,8 @@
 // working jobs that do nothing. A rate alone says little on a shared machine; the ratio of two neighbours of the same round
 // says how much the hub costs. The table at the end gives the median of the rounds.
 //
-// Driver, hub, receiver and Postgres share the processors, so the driver speaks a small HTTP/1.1 of its own ([caller],
-// [receiver]) that costs a fraction of net/http's; the progress lines say who used how much of the processors.
+// Driver, hub, receiver and Postgres share the processors, so the driver speaks the small HTTP/1.1 of package wire,
+// which costs a fraction of net/http's; the progress lines say who used how much of the processors.
 //
 //	accepted, with delivery   201s a second; the channels are on hold, so that deliveries are queued but not sent
 //	accepted, without         the same on channels that only receive
@@ -19,10 +19,10 @@
 //
 // Missed targets are a result: the exit code is 0 unless the measurement itself failed.
 //
-// It may import devpg, postgres and migrations; River is used for its floor only.
+// It may import devpg, postgres, migrations and its siblings hub, procstat and wire; River is used for its floor only.
 //
 // Goroutines: one for each caller and each connection of the receiver; all end with the run. On failure and on a signal
 // the hub, pgbench and Postgres are stopped and the folder is removed; the last lines of the hub's log are in the error.
 //
-// The tests cover what is pure (medians, percentiles, the table, reading pgbench) and the small HTTP against net/http.
+// The tests cover what is pure (medians, percentiles, the table, reading pgbench) and the load against a fake hub.
 package main

@@ -4,11 +4,14 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"converger/internal/loadtest/wire"
 )
 
 // text makes the body as large as a row of pgbench's: 300 bytes.
@@ -19,15 +22,24 @@ var keys atomic.Int64
 
 func newKey() string { return "bench-" + strconv.FormatInt(keys.Add(1), 36) }
 
+func newCaller(addr string) *wire.Caller { return wire.NewCaller(wire.Target{Address: addr}) }
+
+// post sends one activity and returns the status of the answer.
+func post(ctx context.Context, c *wire.Caller, conv *conversation, key, text string) (int, error) {
+	a, err := c.Do(ctx, http.MethodPost, "/api/v1/conversations/"+conv.id+"/activities",
+		"X-Api-Key: "+conv.tenant.APIKey+"\r\nContent-Type: application/json\r\nIdempotency-Key: \""+key+"\"\r\n", []byte(`{"text":"`+text+`"}`))
+	return a.Status, err
+}
+
 // load is callers that post without a pause, each over its own connection to the next conversation in turn.
 type load struct {
 	addr    string
-	callers []*caller
+	callers []*wire.Caller
 }
 
 // newLoad makes n callers with no connection yet.
 func newLoad(addr string, n int) *load {
-	l := &load{addr: addr, callers: make([]*caller, n)}
+	l := &load{addr: addr, callers: make([]*wire.Caller, n)}
 	for i := range l.callers {
 		l.callers[i] = newCaller(addr)
 	}
@@ -36,7 +48,7 @@ func newLoad(addr string, n int) *load {
 
 func (l *load) close() {
 	for _, c := range l.callers {
-		c.close()
+		c.Close()
 	}
 }
 
@@ -54,7 +66,7 @@ func (l *load) run(ctx context.Context, to []*conversation, d time.Duration, num
 				if number > 0 && begun.Add(1) > number {
 					return
 				}
-				status, err := c.post(ctx, to[n%len(to)], newKey(), text)
+				status, err := post(ctx, c, to[n%len(to)], newKey(), text)
 				switch {
 				case err != nil:
 					cancel(fmt.Errorf("post an activity: %w", err))
@@ -77,17 +89,18 @@ const (
 
 // latencies posts one activity after the other, n of them, and returns for each the time from before it was written until
 // its first attempt had reached the receiver.
-func latencies(ctx context.Context, addr string, to []*conversation, r *receiver, n int) ([]time.Duration, error) {
+func latencies(ctx context.Context, addr string, to []*conversation, r *wire.Receiver, n int) ([]time.Duration, error) {
 	c := newCaller(addr)
-	defer c.close()
-	arrivals := make(chan arrival, 1024)
-	r.observe(func(a arrival) {
+	defer c.Close()
+	arrivals := make(chan wire.Arrival, 1024)
+	r.Observe(func(a wire.Arrival) {
+		a.Body = slices.Clone(a.Body)
 		select {
 		case arrivals <- a:
 		default: // nobody waits: the run is ending
 		}
 	})
-	defer r.observe(nil)
+	defer r.Observe(nil)
 	took := make([]time.Duration, 0, n)
 	for i := range n {
 		select {
@@ -97,7 +110,7 @@ func latencies(ctx context.Context, addr string, to []*conversation, r *receiver
 		}
 		key := newKey()
 		start := time.Now()
-		status, err := c.post(ctx, to[i%len(to)], key, text)
+		status, err := post(ctx, c, to[i%len(to)], key, text)
 		if err != nil {
 			return nil, fmt.Errorf("post an activity: %w", err)
 		}
@@ -109,8 +122,8 @@ func latencies(ctx context.Context, addr string, to []*conversation, r *receiver
 		for {
 			select {
 			case a := <-arrivals:
-				if a.key == key {
-					took = append(took, a.at.Sub(start))
+				if a.Key() == key {
+					took = append(took, a.At.Sub(start))
 					break wait
 				}
 			case <-patience.C:

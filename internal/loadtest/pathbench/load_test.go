@@ -9,6 +9,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"converger/internal/loadtest/hub"
+	"converger/internal/loadtest/wire"
 )
 
 // newFakeHub answers with statuses in turn, then with 201, and counts the posts of each path.
@@ -16,7 +19,7 @@ func newFakeHub(t *testing.T, accept func(key string), statuses ...int) (addr st
 	t.Helper()
 	var mu sync.Mutex
 	seen := map[string]int{}
-	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	fake := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		seen[r.URL.Path]++
 		status := http.StatusCreated
@@ -29,14 +32,14 @@ func newFakeHub(t *testing.T, accept func(key string), statuses ...int) (addr st
 		}
 		w.WriteHeader(status)
 	}))
-	t.Cleanup(hub.Close)
-	return strings.TrimPrefix(hub.URL, "http://"), func() map[string]int { return seen }
+	t.Cleanup(fake.Close)
+	return strings.TrimPrefix(fake.URL, "http://"), func() map[string]int { return seen }
 }
 
 func newConversations(n int) []*conversation {
 	out := make([]*conversation, n)
 	for i := range out {
-		out[i] = &conversation{id: fmt.Sprintf("c%d", i), tenant: &tenant{}}
+		out[i] = &conversation{id: fmt.Sprintf("c%d", i), tenant: &hub.Tenant{}}
 	}
 	return out
 }
@@ -68,13 +71,13 @@ func TestLoadEndsAtARefusal(t *testing.T) {
 
 func TestLatenciesMatchEachPostWithItsOwnArrival(t *testing.T) {
 	t.Parallel()
-	r, err := newReceiver(t.Context(), 0)
+	r, err := wire.NewReceiver(t.Context(), loopback, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(r.close)
+	t.Cleanup(r.Close)
 	deliver := func(key string) {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.url(), bytes.NewReader([]byte(`{"idempotency_key":"`+key+`"}`)))
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.URL(), bytes.NewReader([]byte(`{"idempotency_key":"`+key+`"}`)))
 		if err != nil {
 			t.Error(err)
 			return

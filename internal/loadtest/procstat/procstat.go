@@ -1,4 +1,4 @@
-package main
+package procstat
 
 import (
 	"bytes"
@@ -12,17 +12,18 @@ import (
 // ticksPerSecond is USER_HZ, in which /proc counts; it is 100 on every architecture that Go supports.
 const ticksPerSecond = 100
 
-// usage is processor time used so far, in ticks. Where there is no /proc it stays zero and nothing is reported.
-type usage struct {
-	at       time.Time
-	driver   int64 // with the receivers, River's floor and pgbench
+// Usage is processor time used so far. Where there is no /proc nothing is known.
+type Usage struct {
+	At       time.Time
+	driver   int64 // ticks of this process, with those of its children that it has waited for
 	hub      int64
 	postgres int64 // all its processes
 	busy     int64 // of the whole machine, ours and others'
 }
 
-func readUsage(hubPID, postgresPID int) usage {
-	u := usage{at: time.Now(), busy: machineTicks()}
+// Read reads the processor time of this process, of the hub's and of Postgres', of which it takes the children too.
+func Read(hubPID, postgresPID int) Usage {
+	u := Usage{At: time.Now(), busy: machineTicks()}
 	driver := process(os.Getpid())
 	u.driver = driver.own + driver.waited
 	u.hub = process(hubPID).own
@@ -34,29 +35,31 @@ func readUsage(hubPID, postgresPID int) usage {
 	return u
 }
 
-// spent is the processor time between two readings: shares of all processors, from 0 to 1.
-type spent struct {
-	driver, hub, postgres, others float64
-	seconds                       float64 // of processors, by all of ours
+// Spent is the processor time between two readings: shares of all processors, from 0 to 1.
+type Spent struct {
+	Driver, Hub, Postgres float64
+	Others                float64 // everybody else on the machine
+	Seconds               float64 // of processors, by all of ours
 }
 
-// since returns false where processor time is not known.
-func (u usage) since(before usage) (spent, bool) {
-	all := u.at.Sub(before.at).Seconds() * ticksPerSecond * float64(runtime.NumCPU())
+// Since returns false where processor time is not known.
+func (u Usage) Since(before Usage) (Spent, bool) {
+	all := u.At.Sub(before.At).Seconds() * ticksPerSecond * float64(runtime.NumCPU())
 	if u.busy == 0 || all <= 0 {
-		return spent{}, false
+		return Spent{}, false
 	}
 	driver, hub, postgres := u.driver-before.driver, u.hub-before.hub, u.postgres-before.postgres
 	ours := driver + hub + postgres
-	return spent{
-		driver: float64(driver) / all, hub: float64(hub) / all, postgres: float64(postgres) / all,
-		others:  max(0, float64(u.busy-before.busy-ours)/all),
-		seconds: float64(ours) / ticksPerSecond,
+	return Spent{
+		Driver: float64(driver) / all, Hub: float64(hub) / all, Postgres: float64(postgres) / all,
+		Others:  max(0, float64(u.busy-before.busy-ours)/all),
+		Seconds: float64(ours) / ticksPerSecond,
 	}, true
 }
 
-func (s spent) String() string {
-	return fmt.Sprintf("cpu: driver %.0f%%, hub %.0f%%, Postgres %.0f%%, others %.0f%%", 100*s.driver, 100*s.hub, 100*s.postgres, 100*s.others)
+// String shows the shares in percent.
+func (s Spent) String() string {
+	return fmt.Sprintf("cpu: driver %.0f%%, hub %.0f%%, Postgres %.0f%%, others %.0f%%", 100*s.Driver, 100*s.Hub, 100*s.Postgres, 100*s.Others)
 }
 
 type ticks struct {

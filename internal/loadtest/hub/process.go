@@ -1,11 +1,10 @@
-package main
+package hub
 
 import (
 	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -27,23 +26,24 @@ const (
 
 // limits keeps every limit of the measured routes on and out of the way.
 const limits = `{"activity_create":{"limit":1000000000,"scale_ms":1000},"api_read":{"limit":1000000000,"scale_ms":1000},` +
-	`"management":{"limit":1000000000,"scale_ms":1000}}`
+	`"inbound":{"limit":1000000000,"scale_ms":1000},"management":{"limit":1000000000,"scale_ms":1000}}`
 
-// hub is the real program as a child process. One goroutine uses it.
-type hub struct {
+// Process is the real program as a child process, on a free port of loopback, with all limits on (only their numbers are
+// large) and its metrics open to loopback. One goroutine uses it.
+type Process struct {
+	Client // its Token is the caller's to set
+
 	program string
 	addr    string
 	env     []string
 	logPath string
-	token   string // of an operator
 
 	cmd   *exec.Cmd
 	ended chan struct{} // closed when cmd has ended
-	http  *http.Client  // for setting up and checking, not for load
 }
 
-// newHub prepares the program; the database must be there.
-func newHub(ctx context.Context, program, database, dir string) (*hub, error) {
+// NewProcess prepares the program; the database must be there. Its log goes to dir/hub.log, uploads to dir/uploads.
+func NewProcess(ctx context.Context, program, database, dir string) (*Process, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
@@ -57,7 +57,8 @@ func newHub(ctx context.Context, program, database, dir string) (*hub, error) {
 		name, _, _ := strings.Cut(kv, "=")
 		return !slices.Contains([]string{"PATH", "HOME", "TMPDIR", "TZ", "GODEBUG", "GOMAXPROCS", "GOGC"}, name)
 	})
-	return &hub{
+	return &Process{
+		Client:  Client{Base: "http://" + addr, HTTP: &http.Client{Timeout: startPatience, Transport: &http.Transport{MaxIdleConnsPerHost: 16}}},
 		program: program, addr: addr, logPath: filepath.Join(dir, "hub.log"),
 		env: append(keep,
 			"DATABASE_URL="+database,
@@ -67,9 +68,10 @@ func newHub(ctx context.Context, program, database, dir string) (*hub, error) {
 			"CLOAK_KEY="+randomText(32),
 			"RATE_LIMITS="+limits,
 			"WEBHOOK_ALLOW_PRIVATE_TARGETS=true",
+			"METRICS_ALLOWED_IPS=127.0.0.0/8",
+			"UPLOAD_DIR="+filepath.Join(dir, "uploads"),
 			"DRAIN_DELAY_MS=0",
 		),
-		http: &http.Client{Timeout: startPatience, Transport: &http.Transport{MaxIdleConnsPerHost: 16}},
 	}, nil
 }
 
@@ -79,8 +81,8 @@ func randomText(n int) string {
 	return base64.StdEncoding.EncodeToString(b)
 }
 
-// run runs a command of the program to its end and returns what it printed.
-func (h *hub) run(ctx context.Context, args ...string) (string, error) {
+// Run runs a command of the program to its end and returns what it printed.
+func (h *Process) Run(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, h.program, args...)
 	cmd.Env = h.env
 	var stdout, stderr bytes.Buffer
@@ -91,15 +93,15 @@ func (h *hub) run(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(stdout.String()), nil
 }
 
-// start starts the hub and waits until it is ready.
-func (h *hub) start(ctx context.Context) error {
+// Start starts the hub and waits until it is ready.
+func (h *Process) Start(ctx context.Context) error {
 	logFile, err := os.OpenFile(h.logPath, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = logFile.Close() }()                                      // the child has its own
 	h.cmd = exec.CommandContext(context.WithoutCancel(ctx), h.program, "serve") // it is stopped in good order, by stop
-	h.cmd.Env, h.cmd.Stdout, h.cmd.Stderr = h.env, logFile, logFile
+	h.cmd.Env, h.cmd.Stdout, h.cmd.Stderr, h.cmd.SysProcAttr = h.env, logFile, logFile, ownGroup()
 	if err := h.cmd.Start(); err != nil {
 		return fmt.Errorf("start the hub: %w", err)
 	}
@@ -108,7 +110,7 @@ func (h *hub) start(ctx context.Context) error {
 		_ = cmd.Wait() // whoever waits for ended knows why it ended, or reads the log
 		close(ended)
 	}(h.cmd, h.ended)
-	err = until(ctx, startPatience, func() (bool, error) {
+	err = Until(ctx, startPatience, func() (bool, error) {
 		select {
 		case <-h.ended:
 			return false, errors.New("it ended")
@@ -118,7 +120,7 @@ func (h *hub) start(ctx context.Context) error {
 		if err != nil {
 			return false, err
 		}
-		resp, err := h.http.Do(req)
+		resp, err := h.HTTP.Do(req)
 		if err != nil {
 			return false, nil //nolint:nilerr // it does not listen yet
 		}
@@ -132,16 +134,20 @@ func (h *hub) start(ctx context.Context) error {
 	return nil
 }
 
-func (h *hub) pid() int { return h.cmd.Process.Pid }
+// Addr is the host and port where it serves.
+func (h *Process) Addr() string { return h.addr }
 
-// kill ends the hub by SIGKILL.
-func (h *hub) kill() {
+// PID is the process id of the running program.
+func (h *Process) PID() int { return h.cmd.Process.Pid }
+
+// Kill ends the hub by SIGKILL.
+func (h *Process) Kill() {
 	_ = h.cmd.Process.Kill()
 	<-h.ended
 }
 
-// stop ends the hub in good order, or by SIGKILL when that takes too long. A hub that was not started is stopped.
-func (h *hub) stop() {
+// Stop ends the hub in good order, or by SIGKILL when that takes too long. A hub that was not started is stopped.
+func (h *Process) Stop() {
 	if h.cmd == nil {
 		return
 	}
@@ -149,11 +155,11 @@ func (h *hub) stop() {
 	select {
 	case <-h.ended:
 	case <-time.After(stopPatience):
-		h.kill()
+		h.Kill()
 	}
 }
 
-func (h *hub) logTail() string {
+func (h *Process) logTail() string {
 	b, err := os.ReadFile(h.logPath)
 	if err != nil {
 		return err.Error()
@@ -162,37 +168,20 @@ func (h *hub) logTail() string {
 	return "The end of its log:\n" + strings.Join(lines[max(0, len(lines)-15):], "\n")
 }
 
-// call sends a JSON request and reads the answer into out. credential is a header and its value.
-func (h *hub) call(ctx context.Context, method, path string, credential [2]string, in, out any) error {
-	var body io.Reader
-	if in != nil {
-		b, err := json.Marshal(in)
-		if err != nil {
+// Until calls done every few milliseconds until it says true or fails; its limit is an error.
+func Until(ctx context.Context, limit time.Duration, done func() (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if ok, err := done(); ok || err != nil {
 			return err
 		}
-		body = bytes.NewReader(b)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://"+h.addr+path, body)
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set(credential[0], credential[1])
-	resp, err := h.http.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode >= 300 {
-		return fmt.Errorf("%s %s: %s\n%s", method, path, resp.Status, b)
-	}
-	return json.Unmarshal(b, out)
-}
-
-func (h *hub) operate(ctx context.Context, method, path string, in, out any) error {
-	return h.call(ctx, method, path, [2]string{"Authorization", "Bearer " + h.token}, in, out)
 }
