@@ -29,6 +29,7 @@ type cli struct {
 	Secrets  secretsCmd  `cmd:"" help:"See which keys seal the stored secrets, and change the key, straight in the database."`
 	Inbound  inboundCmd  `cmd:"" help:"Look at received webhooks, and process one again (through the management API)."`
 	Simulate simulateCmd `cmd:"" help:"Play a provider or a receiver, to try a hub without one."`
+	Loadtest loadtestCmd `cmd:"" help:"Measure a hub under load."`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
 
 	ShowVersion kong.VersionFlag `name:"version" help:"Print the version."`

@@ -13,12 +13,13 @@ import (
 // command's name for Yes in the options.
 var errNotLoopback = errors.New("not a loopback address; pass --yes if that is what you want")
 
-type lookupFunc func(ctx context.Context, network, host string) ([]netip.Addr, error)
+// LookupFunc is [net.Resolver.LookupNetIP].
+type LookupFunc func(ctx context.Context, network, host string) ([]netip.Addr, error)
 
-// requireLoopback resolves host, a name or an address, and returns an error
+// RequireLoopback resolves host, a name or an address, and returns an error
 // unless every address is loopback. One of several is not enough, because the
 // connection might be made to any of them.
-func requireLoopback(ctx context.Context, lookup lookupFunc, host string) error {
+func RequireLoopback(ctx context.Context, lookup LookupFunc, host string) error {
 	if host == "" { // to a listener, every interface
 		return fmt.Errorf("every interface of this machine: %w", errNotLoopback)
 	}
@@ -37,9 +38,9 @@ func requireLoopback(ctx context.Context, lookup lookupFunc, host string) error 
 	return nil
 }
 
-// loopbackOnly is a net.Dialer.Control that sees the address actually dialled,
+// LoopbackOnly is a net.Dialer.Control that sees the address actually dialled,
 // whatever the name resolves to by then.
-func loopbackOnly(_, address string, _ syscall.RawConn) error {
+func LoopbackOnly(_, address string, _ syscall.RawConn) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return err

@@ -158,7 +158,7 @@ func Receiver(ctx context.Context, o ReceiverOptions) error {
 		return fmt.Errorf("simulate receiver: address: %w", err)
 	}
 	if !o.Yes {
-		if err := requireLoopback(ctx, net.DefaultResolver.LookupNetIP, host); err != nil {
+		if err := RequireLoopback(ctx, net.DefaultResolver.LookupNetIP, host); err != nil {
 			return fmt.Errorf("simulate receiver: address: %w", err)
 		}
 	}

@@ -108,10 +108,10 @@ func newSender(ctx context.Context, o SendOptions, defaultMessages int) (*sender
 	}
 	dialer := &net.Dialer{}
 	if !o.Yes {
-		if err := requireLoopback(ctx, net.DefaultResolver.LookupNetIP, base.Hostname()); err != nil {
+		if err := RequireLoopback(ctx, net.DefaultResolver.LookupNetIP, base.Hostname()); err != nil {
 			return nil, fmt.Errorf("base URL: %w", err)
 		}
-		dialer.Control = loopbackOnly
+		dialer.Control = LoopbackOnly
 	}
 
 	s := &sender{SendOptions: o, now: seededTime}

@@ -581,18 +581,18 @@ func TestRequireLoopback(t *testing.T) {
 				}
 				return out, nil
 			}
-			if err := requireLoopback(t.Context(), lookup, "hub.test"); !errors.Is(err, tt.want) {
+			if err := RequireLoopback(t.Context(), lookup, "hub.test"); !errors.Is(err, tt.want) {
 				t.Errorf("error %v, want %v", err, tt.want)
 			}
 			// The connection is checked alike, whatever the lookup said.
 			last := netip.AddrPortFrom(netip.MustParseAddr(tt.addrs[len(tt.addrs)-1]), 80).String()
-			if err := loopbackOnly("tcp", last, nil); !errors.Is(err, tt.want) {
+			if err := LoopbackOnly("tcp", last, nil); !errors.Is(err, tt.want) {
 				t.Errorf("dial %s: error %v, want %v", last, err, tt.want)
 			}
 		})
 	}
 	nothing := func(context.Context, string, string) ([]netip.Addr, error) { return nil, nil }
-	if err := requireLoopback(t.Context(), nothing, "hub.test"); err == nil {
+	if err := RequireLoopback(t.Context(), nothing, "hub.test"); err == nil {
 		t.Error("a name without addresses passes")
 	}
 }
