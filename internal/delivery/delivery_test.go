@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -275,10 +276,25 @@ func TestParseStatus(t *testing.T) {
 }
 
 // TestPlansUseIndexes: plans are cached, and made while tables are small. One that reads a whole partition then stays for a
-// while when they are not.
+// while when they are not. What was analysed while it was empty, such as next month's partitions by somebody's ANALYZE, is
+// the worst case: the planner takes it for empty until it is analysed again.
 func TestPlansUseIndexes(t *testing.T) {
 	t.Parallel()
+	for _, analyzed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("analyzed=%t", analyzed), func(t *testing.T) {
+			t.Parallel()
+			testPlansUseIndexes(t, analyzed)
+		})
+	}
+}
+
+func testPlansUseIndexes(t *testing.T, analyzed bool) {
 	w := newWorld(t, Options{})
+	if analyzed {
+		if _, err := w.pool.Exec(t.Context(), "ANALYZE"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	u, n := uuid.UUID{1}, []uuid.UUID{{1}}
 	i, s := []int32{1}, []string{"x"}
 	ms := []int64{1}
@@ -303,18 +319,10 @@ func TestPlansUseIndexes(t *testing.T) {
 		"give up":    {queryGiveUpAllTenants, []any{"x"}},
 	} {
 		var plan []string
-		err := pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
-			if q.sql == queryInFlightAllTenants {
-				if _, err := tx.Exec(t.Context(), queryNoSeqScan); err != nil {
-					return err
-				}
-			}
-			rows, err := tx.Query(t.Context(), "EXPLAIN "+q.sql, q.args...)
-			if err == nil {
-				plan, err = pgx.CollectRows(rows, pgx.RowTo[string])
-			}
-			return err
-		})
+		rows, err := w.pool.Query(t.Context(), "EXPLAIN "+q.sql, q.args...)
+		if err == nil {
+			plan, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		}
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}

@@ -405,10 +405,7 @@ const queryDispatchLock = `SELECT pg_try_advisory_xact_lock($1)`
 // dispatchLock is the key of the lock under which one node at a time hands lanes over: "cnvlanes" in ASCII.
 const dispatchLock int64 = 0x636e766c616e6573
 
-// Counting what is in flight reads the small index of leased lanes; the planner, which may have seen an empty table, would
-// read all lanes for ever.
-const queryNoSeqScan = `SET LOCAL enable_seqscan = off`
-
+// Counting what is in flight reads the small index of leased lanes.
 const queryInFlightAllTenants = `
 SELECT tenant_id, channel_id, count(*) FROM lanes WHERE lease_token IS NOT NULL GROUP BY tenant_id, channel_id`
 
@@ -426,7 +423,6 @@ ORDER BY c.tenant_id, c.channel_id`
 func readCandidatesTx(ctx context.Context, tx pgx.Tx, workers int) (candidates []candidate, working []busy, locked bool, err error) {
 	batch := &pgx.Batch{}
 	batch.Queue(queryDispatchLock, dispatchLock).QueryRow(func(row pgx.Row) error { return row.Scan(&locked) })
-	batch.Queue(queryNoSeqScan)
 	batch.Queue(queryInFlightAllTenants).Query(func(rows pgx.Rows) (err error) {
 		working, err = pgx.CollectRows(rows, pgx.RowToStructByPos[busy])
 		return err

@@ -63,7 +63,7 @@ type Options struct {
 // ctx lends its values to the pool's background work; its cancellation does not close the pool.
 //
 // Every session has plan_cache_mode=force_generic_plan (our statements are prepared, and planning them anew costs more
-// than it gains), time zone UTC, a statement and an idle-in-transaction timeout (a URL may set others), and reads and
+// than it gains), enable_seqscan=off (they are made for their indexes) and jit=off, time zone UTC, a statement and an idle-in-transaction timeout (a URL may set others), and reads and
 // writes [github.com/google/uuid.UUID] in binary. lock_timeout is left to callers (SET LOCAL). The caller closes the pool.
 func Open(ctx context.Context, url string, o Options) (*pgxpool.Pool, error) {
 	cfg, err := ParseURL(url)
@@ -89,6 +89,11 @@ func Open(ctx context.Context, url string, o Options) (*pgxpool.Pool, error) {
 	}}).DialContext
 
 	conn.RuntimeParams["plan_cache_mode"] = "force_generic_plan"
+	// A table that was analysed while it was empty, as next month's partitions are by a nightly ANALYZE, is taken for empty
+	// until it is analysed again: plans would read all of it meanwhile. Whatever has an index is to use it. Where there is
+	// none the table is read all the same, at an imaginary price that would start the JIT compiler for nothing.
+	conn.RuntimeParams["enable_seqscan"] = "off"
+	conn.RuntimeParams["jit"] = "off"
 	conn.RuntimeParams["timezone"] = "UTC"
 	conn.RuntimeParams["application_name"] = cmp.Or(o.AppName, conn.RuntimeParams["application_name"], "converger")
 	setDefault(conn.RuntimeParams, "statement_timeout", statementTimeout)

@@ -43,7 +43,7 @@ func TestSessionSettings(t *testing.T) {
 		got := map[string]string{}
 		for _, name := range []string{
 			"plan_cache_mode", "application_name", "timezone", "statement_timeout",
-			"idle_in_transaction_session_timeout", "lock_timeout",
+			"idle_in_transaction_session_timeout", "lock_timeout", "enable_seqscan", "jit",
 		} {
 			var v string
 			if err := pool.QueryRow(t.Context(), "SELECT current_setting($1)", name).Scan(&v); err != nil {
@@ -61,13 +61,13 @@ func TestSessionSettings(t *testing.T) {
 	}{
 		"defaults": {url, postgres.Options{}, map[string]string{
 			"plan_cache_mode": "force_generic_plan", "application_name": "converger", "timezone": "UTC",
-			"statement_timeout": "30s", "idle_in_transaction_session_timeout": "15s", "lock_timeout": "0",
+			"statement_timeout": "30s", "idle_in_transaction_session_timeout": "15s", "lock_timeout": "0", "enable_seqscan": "off", "jit": "off",
 		}},
 		"the URL may set timeouts, not the time zone": {
 			url + "&statement_timeout=7000&timezone=Asia/Tokyo&idle_in_transaction_session_timeout=9000&application_name=url",
 			postgres.Options{AppName: "node 3"}, map[string]string{
 				"plan_cache_mode": "force_generic_plan", "application_name": "node 3", "timezone": "UTC",
-				"statement_timeout": "7s", "idle_in_transaction_session_timeout": "9s", "lock_timeout": "0",
+				"statement_timeout": "7s", "idle_in_transaction_session_timeout": "9s", "lock_timeout": "0", "enable_seqscan": "off", "jit": "off",
 			}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -94,6 +94,26 @@ func TestOpenNeitherConnectsNorShowsThePassword(t *testing.T) {
 	if _, err := postgres.Open(t.Context(), "postgres://u:sesame@h/db?sslmode=perhaps", postgres.Options{}); err == nil ||
 		strings.Contains(err.Error(), "sesame") {
 		t.Errorf("bad URL: %v", err)
+	}
+}
+
+// What can't be read is refused in words, with nothing of it: a password may be anywhere in it.
+func TestParseURL(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{
+		"postgres://u:sesame@h/db", "postgresql://u:ses%2Fame@h:5432/db?pool_max_conns=3", "host=h password=sesame dbname=db", "postgres://u@h,h2/db",
+	} {
+		if cfg, err := postgres.ParseURL(url); err != nil || cfg == nil {
+			t.Errorf("%s: %v", url, err)
+		}
+	}
+	for _, url := range []string{
+		"sesame", "postgres://u:sesame@h:port/db", "postgres://u:sesame/x@h/db", "postgres://u:a:sesame@[::1/db", "postgres//u:sesame@h/db", "password='sesame",
+		"postgres://u:%zzsesame@h/db", "postgres://h/db?password=sesame&sslmode=x", "postgres://u:sesame@h/db?sslmode=verify-full&sslrootcert=/no/such/sesame",
+	} {
+		if _, err := postgres.ParseURL(url); err == nil || strings.Contains(err.Error(), "sesame") {
+			t.Errorf("%s: %v", url, err)
+		}
 	}
 }
 

@@ -254,6 +254,9 @@ func TestJudge(t *testing.T) {
 		"delivery lags":      {same, func(r *Row) { r.Delivery.P50 = 1000 }, []string{"delivery p50 (ms)"}},
 	} {
 		rows := []Row{row(test.first), row(test.first), row(test.first), row(same), row(same), row(same), row(test.last), row(test.last), row(test.last)}
+		for i := range rows {
+			rows[i].From, rows[i].Seconds = float64(i)*60, 60
+		}
 		var bad []string
 		for _, f := range judge(rows, true) {
 			if !f.OK {
@@ -262,6 +265,15 @@ func TestJudge(t *testing.T) {
 		}
 		if diff := cmp.Diff(test.bad, bad); diff != "" {
 			t.Errorf("%s:\n%s", name, diff)
+		}
+	}
+	short := []Row{}
+	for i := range 9 { // in a minute, autovacuum has hardly come by
+		short = append(short, row(func(r *Row) { r.From, r.Seconds, r.Standing = float64(i)*10, 10, int64(i)<<20 }))
+	}
+	for _, f := range judge(short, true) {
+		if !f.OK || strings.Contains(f.What, "tables") {
+			t.Errorf("a short run: %+v", f)
 		}
 	}
 	if got := judge(make([]Row, minRows-1), true); got != nil {
