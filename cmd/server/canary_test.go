@@ -25,6 +25,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"converger/internal/devpg"
 	"converger/internal/postgres"
@@ -301,12 +302,15 @@ type canaryWorld struct {
 	verifyToken string
 	basic       string
 	fixed       string
+	pool        *pgxpool.Pool
+	jobs        int // rows of jobs that were seen
 }
 
 func (w *canaryWorld) prepare() {
 	t := w.t
 	t.Helper()
 	w.nobody = newAPI(t, w.program.base)
+	w.pool = pgtest.Open(t, w.url, postgres.Options{MaxConns: 2})
 	const management = "/api/v1/management"
 	w.ops = w.nobody.with("Authorization", "Bearer "+w.token("operator token", strings.TrimSpace(runOK(t, nil, "operator", "create", "canary", "--database-url", w.url))))
 	create := func(to *api, path string, body map[string]any, shows ...string) wire {
@@ -367,8 +371,7 @@ func (w *canaryWorld) prepare() {
 	// The provider's 400 with the echo must have been stored, or the tables prove nothing.
 	eventually(t, patience, "three failed attempts", func() bool {
 		var n int
-		pool := pgtest.Open(t, w.url, postgres.Options{MaxConns: 1})
-		return pool.QueryRow(t.Context(), `SELECT count(DISTINCT delivery_id) FROM attempts`).Scan(&n) == nil && n >= 3
+		return w.pool.QueryRow(t.Context(), `SELECT count(DISTINCT delivery_id) FROM attempts`).Scan(&n) == nil && n >= 3
 	})
 }
 
@@ -407,6 +410,7 @@ func (w *canaryWorld) plantings() []func() {
 			w.call(w.nobody, "GET", at(w.meta)+"?hub.mode=subscribe&hub.challenge=1&hub.verify_token="+w.verifyToken, "", nil)
 			w.call(w.nobody, "POST", at(w.meta), `{"object":"whatsapp_business_account"}`, nil, "X-Hub-Signature-256", metaSignature(`{"object":"whatsapp_business_account"}`, w.appSecret))
 			w.call(w.nobody, "POST", at(w.meta), "not JSON", nil, "X-Hub-Signature-256", metaSignature("not JSON", w.appSecret))
+			w.seeJobs()
 			w.call(w.nobody, "POST", at(w.infobip)+"/"+w.path, `{"results":[]}`, nil, "X-Fixed", w.fixed,
 				"Authorization", "Basic "+w.known("basic credentials", base64.StdEncoding.EncodeToString([]byte("infobip:"+w.basic))))
 			w.call(w.ops, "PATCH", management+"/channels/"+w.meta.ID, object(map[string]any{"name": "meta " + rand.Text()[:4], "config": map[string]any{"phone_number_id": "1",
@@ -563,8 +567,7 @@ func (w *canaryWorld) processes(when string, pids ...int) {
 		}
 		w.saw("arguments of a process "+when, strings.ReplaceAll(string(b), "\x00", " "))
 	}
-	pool := pgtest.Open(w.t, w.url, postgres.Options{MaxConns: 1})
-	rows, _ := pool.Query(w.t.Context(), `SELECT application_name || ' ' || query FROM pg_stat_activity`)
+	rows, _ := w.pool.Query(w.t.Context(), `SELECT application_name || ' ' || query FROM pg_stat_activity`)
 	sessions, err := pgx.CollectRows(rows, pgx.RowTo[*string])
 	if err != nil {
 		w.t.Fatal(err)
@@ -642,7 +645,7 @@ func (w *canaryWorld) commands() {
 // tables reads every row of every table: the audit log, the jobs' arguments and errors, attempts, events and all others.
 func (w *canaryWorld) tables() {
 	t := w.t
-	pool := pgtest.Open(t, w.url, postgres.Options{MaxConns: 2})
+	pool := w.pool
 	rows, _ := pool.Query(t.Context(), `SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 		WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')`)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -661,10 +664,13 @@ func (w *canaryWorld) tables() {
 			w.exits = append(w.exits, exit{where: "table " + table, text: text, holds: true})
 		}
 	}
-	for _, table := range []string{"audit_log", "attempts", "deliveries", "inbound_events", "channels", "api_keys", "operator_tokens", "river_job"} {
+	for _, table := range []string{"audit_log", "attempts", "deliveries", "inbound_events", "channels", "api_keys", "operator_tokens"} {
 		if filled[table] == 0 {
 			t.Errorf("the table %s is empty and proves nothing", table)
 		}
+	}
+	if w.jobs == 0 {
+		t.Error("no job was seen")
 	}
 	// What is sealed stands where the rotation looks for it, and nowhere else.
 	var sealed []string
@@ -685,6 +691,19 @@ func (w *canaryWorld) tables() {
 			t.Errorf("%s holds %d sealed values", c, n)
 		}
 	}
+}
+
+// seeJobs reads the jobs while they are there: finished ones are removed within the minute. Without the database there are none.
+func (w *canaryWorld) seeJobs() {
+	rows, _ := w.pool.Query(w.t.Context(), `SELECT t::text FROM river_job t`)
+	texts, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return
+	}
+	for _, text := range texts {
+		w.exits = append(w.exits, exit{where: "table river_job", text: text, holds: true})
+	}
+	w.jobs += len(texts)
 }
 
 // postgresLog reads what the server wrote: errors come with their statement.
