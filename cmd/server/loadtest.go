@@ -107,7 +107,7 @@ func (c loadtestMessagesCmd) find(e *env, o *messages.Options) error {
 // start starts a hub and its database in a folder of their own, and gives the way to remove them.
 func (c loadtestMessagesCmd) start(e *env, o *messages.Options) (stop func() error, err error) {
 	var undo []func() error
-	stop = func() error {
+	undoAll := func() error {
 		var all error
 		for i := len(undo) - 1; i >= 0; i-- {
 			all = errors.Join(all, undo[i]())
@@ -116,7 +116,7 @@ func (c loadtestMessagesCmd) start(e *env, o *messages.Options) (stop func() err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, stop())
+			err = errors.Join(err, undoAll())
 		}
 	}()
 	program := c.Program
@@ -158,7 +158,7 @@ func (c loadtestMessagesCmd) start(e *env, o *messages.Options) (stop func() err
 		return nil, err
 	}
 	o.Hub, o.Database, o.HubPID, o.PostgresPID = &process.Client, pool, process.PID(), pg.PID()
-	return stop, nil
+	return undoAll, nil
 }
 
 func loadtestToken(ctx context.Context, pool *pgxpool.Pool) (string, error) {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"converger/internal/devpg"
 	"converger/internal/loadtest/messages"
@@ -16,11 +17,19 @@ import (
 // loadtest runs `server loadtest messages` with --json and reads its report.
 func loadtest(t *testing.T, environ map[string]string, args ...string) messages.Report {
 	t.Helper()
-	out := runOK(t, environ, append([]string{"loadtest", "messages", "--json", "--dir", t.TempDir(), "--tenants", "3", "--conversations", "4", "--callers", "4",
+	p := start(t, environ, append([]string{"loadtest", "messages", "--json", "--dir", t.TempDir(), "--tenants", "3", "--conversations", "4", "--callers", "4",
 		"--warm-up", "200ms", "--duration", "2s", "--inbound", "0.25"}, args...)...)
+	select {
+	case <-p.ended:
+	case <-time.After(4 * patience): // it starts a database and a hub, and waits for what is under way
+		t.Fatalf("the load test did not end:\n%s", p.log)
+	}
+	if p.err != nil {
+		t.Fatalf("%v\n%s%s", p.err, p.out, p.log)
+	}
 	var r messages.Report
-	if err := json.Unmarshal([]byte(out), &r); err != nil {
-		t.Fatalf("%v:\n%s", err, out)
+	if err := json.Unmarshal([]byte(p.out.String()), &r); err != nil {
+		t.Fatalf("%v:\n%s", err, p.out)
 	}
 	return r
 }
@@ -91,6 +100,23 @@ func TestLoadtestStartsAHub(t *testing.T) {
 				t.Errorf("%s is left", dir)
 			}
 		}
+	}
+}
+
+// A hub that does not start is an error with its own words, and nothing is left.
+func TestLoadtestStartFails(t *testing.T) {
+	t.Parallel()
+	found, err := devpg.Find(os.Getenv("PG_BIN"), vendored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(t.TempDir(), "server")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\necho out of order >&2\nexit 1\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, map[string]string{"PG_BIN": found[0].Dir}, "loadtest", "messages", "--start", "--program", program)
+	if err := p.result(t); err == nil || !strings.Contains(err.Error(), "out of order") {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	startPatience = 30 * time.Second
+	startPatience = time.Minute
 	stopPatience  = 20 * time.Second
 )
 
