@@ -119,9 +119,6 @@ func stayHere(ctx context.Context, what, address string) error {
 	return nil
 }
 
-// delivers tells whether messages are delivered anywhere.
-func (o Options) delivers() bool { return o.ReceiverAddress != "" || o.ReceiverURL != "" }
-
 // text is that of a message: its key, padded to the size.
 func (o Options) text(key string) string {
 	return key + " " + strings.Repeat("x", max(0, o.Size-len(key)-1))

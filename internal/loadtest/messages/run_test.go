@@ -314,8 +314,9 @@ func TestRunNeedsDeliveries(t *testing.T) {
 	t.Parallel()
 	f := newFakeHub(t)
 	f.misdeliver = func(int64) []int64 { return nil }
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	f.stall = func(int, *http.Request) { time.AfterFunc(100*time.Millisecond, cancel) } // nobody has the patience
 	r, err := Run(ctx, f.options())
 	if r != nil || err == nil {
 		t.Errorf("%+v, %v", r, err)
