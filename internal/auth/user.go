@@ -2,10 +2,16 @@ package auth
 
 import (
 	"errors"
+	"regexp"
+	"slices"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 
+	"converger/internal/fault"
 	"converger/internal/secrets"
 	"converger/internal/tenants"
 )
@@ -113,12 +119,41 @@ const (
 	RightManageAdmins
 )
 
-// May tells whether the user has a right (reference: the role tables of the documentation).
-func (u User) May(r Right) bool { panic("not yet") }
+// May tells whether the user's role gives a right.
+func (u User) May(r Right) bool {
+	switch u.Role {
+	case RoleSuperAdmin:
+		return true
+	case RoleOwner, RoleAdmin:
+		return r == RightWrite || r == RightManageUsers
+	case RoleMember:
+		return r == RightWrite
+	}
+	return false
+}
 
-// MayGrant tells whether the user may give, change or take away a role of the realm: RightManageUsers or
-// RightManageAdmins, and nobody reaches above the own role.
-func (u User) MayGrant(realm Realm, role Role) bool { panic("not yet") }
+// MayGrant tells whether the user may give a role of the realm, take it away, or change somebody who has it. It takes
+// RightManageAdmins or RightManageUsers, and within a tenant nobody reaches above the own role.
+func (u User) MayGrant(realm Realm, role Role) bool {
+	switch {
+	case !slices.Contains(realm.Roles(), role):
+		return false
+	case realm == Admins:
+		return u.Realm == Admins && u.May(RightManageAdmins)
+	case u.Realm == Admins:
+		return u.May(RightManageUsers)
+	}
+	return u.Realm == realm && u.May(RightManageUsers) && (role != RoleOwner || u.Role == RoleOwner)
+}
+
+// Actor is the user as the audit log names those who change something: by address.
+func (u User) Actor(requestID string) tenants.Actor {
+	a := tenants.Actor{Type: tenants.ActorTenantUser, ID: u.Email, RequestID: requestID}
+	if u.Realm == Admins {
+		a.Type = tenants.ActorAdmin
+	}
+	return a
+}
 
 // NewUser is the input of [Users.Create].
 type NewUser struct {
@@ -137,3 +172,40 @@ type UserChange struct {
 	Role   *Role
 	Status *UserStatus
 }
+
+const (
+	maxEmailChars = 254 // RFC 5321, 4.5.3.1.3, and as the migration checks
+	maxNameChars  = 200 // as the migration checks
+)
+
+// emailForm is what the documentation promises of an address, and no more: only a message that arrives proves one.
+var emailForm = regexp.MustCompile(`^[^\s@]+@[^\s@]+$`)
+
+func checkEmail(bad *fault.Invalid, canonical string) {
+	const pointer = "/email"
+	switch {
+	case canonical == "":
+		bad.Addf(pointer, fault.Required, "must not be empty")
+	case utf8.RuneCountInString(canonical) > maxEmailChars:
+		bad.Addf(pointer, fault.TooLong, "must have at most %d characters", maxEmailChars)
+	case !emailForm.MatchString(canonical) || strings.ContainsFunc(canonical, unprintable):
+		bad.Addf(pointer, fault.Malformed, "must be an address such as ada@example.com")
+	}
+}
+
+func checkUserName(bad *fault.Invalid, name string) {
+	switch {
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
+		bad.Addf("/name", fault.Malformed, "must be UTF-8 without control characters")
+	case utf8.RuneCountInString(name) > maxNameChars:
+		bad.Addf("/name", fault.TooLong, "must have at most %d characters", maxNameChars)
+	}
+}
+
+func checkRole(bad *fault.Invalid, realm Realm, role Role) {
+	if roles := realm.Roles(); !slices.Contains(roles, role) {
+		bad.Addf("/role", fault.UnknownValue, "must be one of %v", roles)
+	}
+}
+
+func unprintable(r rune) bool { return r == utf8.RuneError || !unicode.IsPrint(r) }

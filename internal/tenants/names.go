@@ -31,8 +31,12 @@ func Canonical(text string) string {
 	}
 }
 
-// visible drops what takes no room on a screen: formatting characters, and those that Unicode calls default ignorable.
+// visible drops what takes no room on a screen: formatting characters, and those that Unicode calls default ignorable. NUL,
+// which the database can't store, becomes the character for what can't be read.
 func visible(r rune) rune {
+	if r == 0 {
+		return unicode.ReplacementChar
+	}
 	if unicode.In(r, unicode.Cf, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector) {
 		return -1
 	}
