@@ -81,11 +81,13 @@ func TestHundredWrongPasswords(t *testing.T) {
 		bucket   ratelimit.Bucket
 		ownerMay bool // from an address of his own
 	}{
-		"one IPv4 address":           {func(int) (netip.Addr, string) { return strange, "admin@x.test" }, ratelimit.LoginAccount, false},
-		"many IPv4 addresses":        {func(i int) (netip.Addr, string) { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), "admin@x.test" }, ratelimit.LoginAccount, false},
-		"IPv6 rotation in a /64":     {func(i int) (netip.Addr, string) { return rotate(i), "admin@x.test" }, ratelimit.LoginAccount, false},
-		"rotation, many accounts":    {func(i int) (netip.Addr, string) { return rotate(i), fmt.Sprintf("user%d@x.test", i) }, 0, true},
-		"variants of the name":       {func(i int) (netip.Addr, string) { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), spelled[i%len(spelled)] }, ratelimit.LoginAccount, false},
+		"one IPv4 address":        {func(int) (netip.Addr, string) { return strange, "admin@x.test" }, ratelimit.LoginAccount, false},
+		"many IPv4 addresses":     {func(i int) (netip.Addr, string) { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), "admin@x.test" }, ratelimit.LoginAccount, false},
+		"IPv6 rotation in a /64":  {func(i int) (netip.Addr, string) { return rotate(i), "admin@x.test" }, ratelimit.LoginAccount, false},
+		"rotation, many accounts": {func(i int) (netip.Addr, string) { return rotate(i), fmt.Sprintf("user%d@x.test", i) }, 0, true},
+		"variants of the name": {func(i int) (netip.Addr, string) {
+			return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), spelled[i%len(spelled)]
+		}, ratelimit.LoginAccount, false},
 		"a name that does not exist": {func(i int) (netip.Addr, string) { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), "Nobody@x.test" }, 0, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -348,8 +350,8 @@ func TestFailuresCostOneHash(t *testing.T) {
 // show is a hash that is not computed, which is all of the time.
 func TestFailuresTakeTheSameTime(t *testing.T) {
 	t.Parallel()
-	const rounds = 25
-	w := newWorld(t, worldOptions{limits: unlimited, cost: 8})
+	const rounds = 15
+	w := newWorld(t, worldOptions{limits: unlimited, cost: 7})
 	all := w.failures(t)
 	weak, err := bcrypt.GenerateFromPassword([]byte(password.Reveal()), 5)
 	if err != nil {
