@@ -26,6 +26,7 @@ type cli struct {
 	Migrate  migrateCmd  `cmd:"" help:"Bring the database to this version's schema, or show where it stands."`
 	Config   configCmd   `cmd:"" help:"Check the configuration, or explain every variable."`
 	Operator operatorCmd `cmd:"" help:"Make and revoke the tokens of operators, straight in the database."`
+	Admin    adminCmd    `cmd:"" help:"Make administrators and let them in again, straight in the database."`
 	Inbound  inboundCmd  `cmd:"" help:"Look at received webhooks, and process one again (through the management API)."`
 	Simulate simulateCmd `cmd:"" help:"Play a provider or a receiver, to try a hub without one."`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
