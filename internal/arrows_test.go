@@ -62,6 +62,7 @@ var owners = []struct {
 	{"github.com/alecthomas/kong", []string{"cmd/server"}, "the command line is the program's"},
 	{"github.com/golang-jwt/jwt", []string{"internal/auth"}, "one place decides how a token is checked"},
 	{"go.yaml.in/yaml", []string{"internal/http/openapi"}, "only people's descriptions are YAML; data is JSON"},
+	{"golang.org/x/crypto/bcrypt", []string{"internal/auth"}, "one place bounds how many passwords are hashed at once"},
 }
 
 type listed struct {

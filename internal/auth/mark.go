@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,7 +40,7 @@ func (m marker) mark(key []byte, prefix string, parts ...[]byte) []byte {
 
 // seal writes payload with its mark. context is marked too, and not written.
 func (m marker) seal(prefix string, payload []byte, context string) secrets.Text {
-	marked := append(payload[:len(payload):len(payload)], m.mark(m[0], prefix, payload, []byte(context))...)
+	marked := slices.Concat(payload, m.mark(m[0], prefix, payload, []byte(context)))
 	return secrets.Text(prefix + base64.RawURLEncoding.EncodeToString(marked))
 }
 

@@ -22,8 +22,9 @@ const (
 	// MaxPasswordBytes is the greatest, in bytes of UTF-8: bcrypt reads no more, and what does not fit is refused, not cut.
 	MaxPasswordBytes = 72
 
-	// MinCost and MaxCost bound the cost of bcrypt; each step doubles the time. MinCost is for tests.
+	// MinCost is the least cost of bcrypt, for tests; each step doubles the time.
 	MinCost = bcrypt.MinCost
+	// MaxCost is the greatest: about a minute.
 	MaxCost = 20
 
 	// hashPatience is how long a password waits for a processor.
@@ -55,7 +56,7 @@ func dummyHash(cost int) []byte {
 	return fmt.Appendf(nil, "$2a$%02d$%s", cost, "NoOneHasThisSalt......uGVuZHNoZXJlMDEyMzQ1Njc4OTAxMjM")[:60]
 }
 
-// Hash makes the hash of a password that was checked. It returns [ErrOverloaded], or ctx's error.
+// hash makes the hash of a password that was checked. It returns [ErrOverloaded], or ctx's error.
 func (p *Passwords) hash(ctx context.Context, password secrets.Text) (string, error) {
 	if err := p.enter(ctx); err != nil {
 		return "", err

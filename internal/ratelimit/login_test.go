@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -339,7 +340,7 @@ func TestLockedBucket(t *testing.T) {
 			r, _ := reserve(t, l, attempt(there, "ada"))
 			got = append(got, r.Keep())
 		}
-		if want := []ratelimit.Bucket{0, 0, ratelimit.LoginIP, 0, ratelimit.LoginAccount}; fmt.Sprint(got) != fmt.Sprint(want) {
+		if want := []ratelimit.Bucket{0, 0, ratelimit.LoginIP, 0, ratelimit.LoginAccount}; !slices.Equal(got, want) {
 			t.Errorf("locks %v, want %v", got, want)
 		}
 	})
