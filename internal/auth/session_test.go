@@ -50,6 +50,16 @@ func TestSessionEnds(t *testing.T) {
 	}
 }
 
+// A password that was changed by whoever has the database at hand ends sessions too, if they say so.
+func TestSessionOfAnEarlierPassword(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, worldOptions{})
+	in := w.in(t, w.newAdmin(t))
+	w.exec(t, `UPDATE users SET password_version = password_version + 1`)
+	_, err := w.load(t.Context(), in)
+	wantErr(t, "load", err, ErrUnknown)
+}
+
 func TestSessionUseIsNotedOnceAMinute(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, worldOptions{})
