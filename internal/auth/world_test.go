@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"converger/internal/fault"
+	"converger/internal/postgres"
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/local"
 	"converger/internal/secrets"
@@ -26,11 +27,12 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 // world is an installation with a tenant, and what signs people in to it.
 type world struct {
 	*SignIn
-	pool   *pgxpool.Pool
-	store  *tenants.Store
-	names  *tenants.Directory
-	tenant tenants.ID
-	reg    *prometheus.Registry
+	pool    *pgxpool.Pool
+	queries *postgres.QueryCounter
+	store   *tenants.Store
+	names   *tenants.Directory
+	tenant  tenants.ID
+	reg     *prometheus.Registry
 }
 
 type worldOptions struct {
@@ -50,7 +52,8 @@ func newWorld(t testing.TB, o worldOptions) *world {
 			t.Fatal(err)
 		}
 	}
-	w := &world{pool: pgtest.Pool(t), reg: prometheus.NewPedanticRegistry()}
+	w := &world{queries: postgres.CountQueries(nil), reg: prometheus.NewPedanticRegistry()}
+	w.pool = pgtest.PoolWith(t, postgres.Options{MaxConns: 10, Tracer: w.queries})
 	w.store = tenants.NewStore(w.pool)
 	w.names = tenants.NewDirectory(w.pool, tenants.DirectoryOptions{})
 	w.tenant = w.newTenant(t, "Acme")
