@@ -39,7 +39,8 @@ var ErrOverloaded = errors.New("auth: too many passwords are being hashed")
 type Passwords struct {
 	cost   int
 	slots  chan struct{}
-	hashed atomic.Int64 // hashes computed, of either kind; of a padded comparison one
+	hashed atomic.Int64 // passwords hashed, to be set or compared
+	work   atomic.Int64 // what comparisons took, in rounds of bcrypt
 }
 
 // NewPasswords makes one for a bcrypt cost between MinCost and MaxCost.
@@ -80,15 +81,21 @@ func (p *Passwords) compare(ctx context.Context, hash string, password secrets.T
 	text := []byte(password.Reveal())
 	cost, err := bcrypt.Cost([]byte(hash))
 	if err != nil { // none, or one that we can't read: as nobody's
-		_ = bcrypt.CompareHashAndPassword(dummyHash(p.cost), text)
+		p.matches(dummyHash(p.cost), p.cost, text)
 		return false, false, nil
 	}
-	right = bcrypt.CompareHashAndPassword([]byte(hash), text) == nil
+	right = p.matches([]byte(hash), cost, text)
 	for ; cost < p.cost; cost++ { // 2^cost and 2^cost + 2^(cost+1) + … make 2^p.cost
-		_ = bcrypt.CompareHashAndPassword(dummyHash(cost), text)
+		p.matches(dummyHash(cost), cost, text)
 		stale = true
 	}
 	return right, stale || cost > p.cost, nil
+}
+
+// matches computes one hash.
+func (p *Passwords) matches(hash []byte, cost int, text []byte) bool {
+	p.work.Add(1 << cost)
+	return bcrypt.CompareHashAndPassword(hash, text) == nil
 }
 
 func (p *Passwords) enter(ctx context.Context) error {

@@ -151,11 +151,11 @@ func (w *world) exec(t testing.TB, sql string, args ...any) {
 	}
 }
 
-// hashes is the number of hashes that fn costs; nothing else may hash meanwhile.
-func (w *world) hashes(fn func()) int {
-	before := w.Users.passwords.hashed.Load()
+// hashes is the number of hashes of the full cost that fn's comparisons take; nothing else may compare meanwhile.
+func (w *world) hashes(fn func()) float64 {
+	before := w.Users.passwords.work.Load()
 	fn()
-	return int(w.Users.passwords.hashed.Load() - before)
+	return float64(w.Users.passwords.work.Load()-before) / float64(int(1)<<w.Users.passwords.cost)
 }
 
 // record is a line of the audit log.
