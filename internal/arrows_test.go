@@ -33,7 +33,8 @@ var mayImport = []struct {
 	{"internal/activity", []string{"internal/channel", "internal/tenants", "internal/fault", "internal/secrets", "internal/postgres"}, "the write path knows channels and tenants, not who delivers"},
 	{"internal/activity/upload", nil, "a leaf: bytes know neither rows nor routes, so that another storage is one more type"},
 	{"internal/channel/...", []string{"internal/channel/...", "internal/tenants", "internal/signature", "internal/fault", "internal/secrets", "internal/postgres"}, "provider adapters know neither activities nor deliveries"},
-	{"internal/auth", []string{"internal/tenants", "internal/fault", "internal/secrets", "internal/postgres"}, "who is calling is decided from the directory"},
+	{"internal/auth", []string{"internal/tenants", "internal/ratelimit", "internal/fault", "internal/secrets", "internal/postgres"},
+		"who is calling is decided from the directory; a sign-in is throttled, and what it is refused by is a decision of the limiter"},
 	{"internal/tenants", []string{"internal/fault", "internal/secrets", "internal/postgres"}, "a leaf: everybody knows tenants"},
 	{"internal/ratelimit", nil, "a leaf: the limiter must be usable ahead of everything"},
 	{"internal/ratelimit/...", []string{"internal/ratelimit/..."}, "a backend knows the rules and nothing else"},
@@ -63,6 +64,7 @@ var owners = []struct {
 	{"github.com/alecthomas/kong", []string{"cmd/server"}, "the command line is the program's"},
 	{"github.com/golang-jwt/jwt", []string{"internal/auth"}, "one place decides how a token is checked"},
 	{"go.yaml.in/yaml", []string{"internal/http/openapi"}, "only people's descriptions are YAML; data is JSON"},
+	{"golang.org/x/crypto/bcrypt", []string{"internal/auth"}, "one place bounds how many passwords are hashed at once"},
 }
 
 type listed struct {

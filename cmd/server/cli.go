@@ -27,6 +27,7 @@ type cli struct {
 	Config   configCmd   `cmd:"" help:"Check the configuration, or explain every variable."`
 	Operator operatorCmd `cmd:"" help:"Make and revoke the tokens of operators, straight in the database."`
 	Secrets  secretsCmd  `cmd:"" help:"See which keys seal the stored secrets, and change the key, straight in the database."`
+	Admin    adminCmd    `cmd:"" help:"Make administrators and let them in again, straight in the database."`
 	Inbound  inboundCmd  `cmd:"" help:"Look at received webhooks, and process one again (through the management API)."`
 	Simulate simulateCmd `cmd:"" help:"Play a provider or a receiver, to try a hub without one."`
 	Loadtest loadtestCmd `cmd:"" help:"Measure a hub under load."`

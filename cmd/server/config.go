@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"unicode/utf8"
 
 	"converger/internal/activity/upload"
+	"converger/internal/auth"
 	"converger/internal/postgres"
 	"converger/internal/ratelimit"
 	"converger/internal/secrets"
@@ -43,6 +45,10 @@ type Config struct {
 	CORSOrigins       []string
 	MetricsToken      secrets.Text
 	MetricsAllowedIPs []netip.Prefix
+
+	BcryptCost      int
+	SessionIdle     time.Duration
+	SessionAbsolute time.Duration
 
 	RateLimitEnabled bool
 	RateLimitBackend string
@@ -141,6 +147,20 @@ func readSecret(file string) (string, error) {
 	return value, nil
 }
 
+// readSetting reads one variable, or its default, for commands that need not be told everything else.
+func readSetting(c *Config, getenv func(string) string, name string) error {
+	i := slices.IndexFunc(settings, func(s setting) bool { return s.name == name })
+	s := settings[i]
+	value, err := s.value(getenv)
+	if err == nil {
+		err = s.set(c, cmp.Or(value, s.def))
+	}
+	if err != nil {
+		return Problems{{name, err.Error()}}
+	}
+	return nil
+}
+
 // The published or trivial secrets that people paste from examples.
 var knownSecrets = []string{"changeme", "secret", "password", "converger", "example", "development", "insecure"}
 
@@ -176,13 +196,13 @@ var settings = []setting{
 		}},
 
 	{name: "SECRET_KEY_BASE", required: true, secret: true,
-		doc: "At least 64 random bytes of text (`openssl rand -hex 64`). Client tokens, cursors and limiter keys derive from it; the same on every node.",
+		doc: "At least 64 random bytes of text (`openssl rand -hex 64`). Client tokens, sessions, cursors and limiter keys derive from it; the same on every node.",
 		set: func(c *Config, v string) error {
 			c.SecretKeyBase = secrets.Text(v)
 			return strongSecret(v)
 		}},
 	{name: "SECRET_KEY_BASE_PREVIOUS", secret: true,
-		doc: "The value before the last change: client tokens signed with it stay valid until they expire.",
+		doc: "The value before the last change: client tokens and sessions made with it stay valid until they end.",
 		set: func(c *Config, v string) error {
 			c.PreviousSecretKeyBase = secrets.Text(v)
 			return strongSecret(v)
@@ -235,6 +255,15 @@ var settings = []setting{
 			c.MetricsAllowedIPs, err = prefixes(v)
 			return err
 		}},
+
+	{name: "BCRYPT_COST", def: "12", doc: "Cost of password hashes, 10 to 16: each step doubles the time of a sign-in. Hashes of another cost are made anew when their users sign in.",
+		set: intBetween(func(c *Config) *int { return &c.BcryptCost }, 10, 16)},
+	{name: "SESSION_IDLE_MS", def: strconv.FormatInt(auth.DefaultSessionIdle.Milliseconds(), 10),
+		doc: "How long a session of the pages lives without being used.",
+		set: duration(func(c *Config) *time.Duration { return &c.SessionIdle }, 5*time.Minute, 30*24*time.Hour)},
+	{name: "SESSION_MAX_MS", def: strconv.FormatInt(auth.DefaultSessionAbsolute.Milliseconds(), 10),
+		doc: "How long it lives at most.",
+		set: duration(func(c *Config) *time.Duration { return &c.SessionAbsolute }, 5*time.Minute, 90*24*time.Hour)},
 
 	{name: "RATE_LIMIT_ENABLED", def: "true", doc: "`false` switches every limit off but those that guard logins.",
 		set: boolean(func(c *Config) *bool { return &c.RateLimitEnabled })},

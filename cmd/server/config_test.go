@@ -60,7 +60,8 @@ func TestConfigDefaults(t *testing.T) {
 	want := Config{
 		DatabaseURL: "postgres://u:p@db/converger", PoolSize: 20, Listen: ":4000", PublicURL: "http://hub.test",
 		SecretKeyBase: testSecretKeyBase, EncryptionKey: testCloakKey,
-		CORSOrigins:      []string{"http://127.0.0.1:5500", "http://localhost:5500"},
+		CORSOrigins: []string{"http://127.0.0.1:5500", "http://localhost:5500"},
+		BcryptCost:  12, SessionIdle: 12 * time.Hour, SessionAbsolute: 7 * 24 * time.Hour,
 		RateLimitEnabled: true, RateLimitBackend: "local", RateLimitMaxKeys: 1_000_000, DirectoryTTL: 30 * time.Second,
 		APIMaxBytes: 1 << 20, InboundMaxBytes: 3 << 20, BodyMemory: 256 << 20,
 		UploadDir: "uploads", UploadMaxBytes: 10 << 20, UploadAllowedTypes: upload.DefaultTypes(),
@@ -79,6 +80,7 @@ func TestConfigReadsEverything(t *testing.T) {
 		"POOL_SIZE": "4", "LISTEN": "127.0.0.1:80", "PUBLIC_URL": "https://hub.example.com/", "SECRET_KEY_BASE_PREVIOUS": other,
 		"CLOAK_RETIRED_KEYS": " " + testCloakKey + " , " + testCloakKey, "TRUSTED_PROXIES": "10.0.0.0/8, 192.0.2.1,::ffff:192.0.2.2,2001:db8::1",
 		"CORS_ORIGINS": "*", "METRICS_TOKEN": "0123456789abcdef", "METRICS_ALLOWED_IPS": "127.0.0.1", "RATE_LIMIT_ENABLED": "0",
+		"BCRYPT_COST": "11", "SESSION_IDLE_MS": "600000", "SESSION_MAX_MS": "700000",
 		"RATE_LIMITS": `{"inbound":{"limit":2000,"scale_ms":1000},"api_read":"off"}`, "DIRECTORY_TTL_MS": "1000",
 		"WEBHOOK_ALLOW_PRIVATE_TARGETS": "true", "WEBHOOK_ALLOWED_TARGETS": "a.test,*.b.test", "LOG_LEVEL": "debug", "LOG_FORMAT": "text",
 		"DRAIN_DELAY_MS": "0", "SHUTDOWN_TIMEOUT_MS": "1500", "WORKERS": "7", "API_MAX_BYTES": "65536", "INBOUND_MAX_BYTES": "65536",
@@ -96,6 +98,9 @@ func TestConfigReadsEverything(t *testing.T) {
 		t.Errorf("retired keys:\n%s", diff)
 	}
 	if c.UploadDir != "/srv/files" || c.UploadMaxBytes != 2048 || !slices.Equal(c.UploadAllowedTypes, []string{"image/png", "application/octet-stream"}) {
+		t.Errorf("read %+v", c)
+	}
+	if c.BcryptCost != 11 || c.SessionIdle != 10*time.Minute || c.SessionAbsolute != 700*time.Second {
 		t.Errorf("read %+v", c)
 	}
 	if c.PublicURL != "https://hub.example.com" || c.PoolSize != 4 || c.RateLimitEnabled || c.DrainDelay != 0 || c.ShutdownTimeout != 1500*time.Millisecond ||
@@ -118,12 +123,12 @@ func TestConfigProblems(t *testing.T) {
 		"everything wrong": {map[string]string{
 			"POOL_SIZE": "3", "LISTEN": "4000", "PUBLIC_URL": "hub.example.com", "SECRET_KEY_BASE": "short", "CLOAK_KEY": "short",
 			"CLOAK_RETIRED_KEYS": "x", "TRUSTED_PROXIES": "proxy", "CORS_ORIGINS": "https://app.example.com/path", "METRICS_TOKEN": "short", "METRICS_ALLOWED_IPS": "1.2.3",
-			"RATE_LIMIT_ENABLED": "maybe", "RATE_LIMIT_BACKEND": "redis", "RATE_LIMITS": `{"inbound":{"limit":-1}}`, "RATE_LIMIT_MAX_KEYS": "1e6", "DIRECTORY_TTL_MS": "1s",
+			"BCRYPT_COST": "9", "SESSION_IDLE_MS": "0", "SESSION_MAX_MS": "7d", "RATE_LIMIT_ENABLED": "maybe", "RATE_LIMIT_BACKEND": "redis", "RATE_LIMITS": `{"inbound":{"limit":-1}}`, "RATE_LIMIT_MAX_KEYS": "1e6", "DIRECTORY_TTL_MS": "1s",
 			"WEBHOOK_ALLOW_PRIVATE_TARGETS": "?", "API_MAX_BYTES": "0", "INBOUND_MAX_BYTES": "99999999999999999999", "UPLOAD_MAX_BYTES": "0",
 			"UPLOAD_ALLOWED_TYPES": "image/png,image/svg+xml", "WORKERS": "0",
 			"LOG_LEVEL": "loud", "LOG_FORMAT": "xml", "DRAIN_DELAY_MS": "-1", "SHUTDOWN_TIMEOUT_MS": "0",
 		}, []string{"POOL_SIZE", "LISTEN", "PUBLIC_URL", "SECRET_KEY_BASE", "CLOAK_KEY", "CLOAK_RETIRED_KEYS", "TRUSTED_PROXIES", "CORS_ORIGINS",
-			"METRICS_TOKEN", "METRICS_ALLOWED_IPS", "RATE_LIMIT_ENABLED", "RATE_LIMIT_BACKEND", "RATE_LIMITS", "RATE_LIMIT_MAX_KEYS", "DIRECTORY_TTL_MS",
+			"METRICS_TOKEN", "METRICS_ALLOWED_IPS", "BCRYPT_COST", "SESSION_IDLE_MS", "SESSION_MAX_MS", "RATE_LIMIT_ENABLED", "RATE_LIMIT_BACKEND", "RATE_LIMITS", "RATE_LIMIT_MAX_KEYS", "DIRECTORY_TTL_MS",
 			"WEBHOOK_ALLOW_PRIVATE_TARGETS", "API_MAX_BYTES", "INBOUND_MAX_BYTES", "UPLOAD_MAX_BYTES", "UPLOAD_ALLOWED_TYPES", "WORKERS", "LOG_LEVEL", "LOG_FORMAT", "DRAIN_DELAY_MS", "SHUTDOWN_TIMEOUT_MS"}},
 		"overflowing milliseconds":        {map[string]string{"DRAIN_DELAY_MS": "-9223372036854775807"}, []string{"DRAIN_DELAY_MS"}},
 		"a secret and its file":           {map[string]string{"CLOAK_KEY_FILE": unreadable}, []string{"CLOAK_KEY"}},

@@ -20,6 +20,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"converger/internal/auth"
 	"converger/internal/channel"
 	"converger/internal/delivery"
 	"converger/internal/devpg"
@@ -156,6 +157,7 @@ func (c devCmd) environment(getenv func(string) string, url, base string) (func(
 			"WEBHOOK_ALLOW_PRIVATE_TARGETS": "true",
 			"METRICS_ALLOWED_IPS":           "127.0.0.0/8,::1",
 			"UPLOAD_DIR":                    filepath.Join(c.Dir, "uploads"),
+			"BCRYPT_COST":                   "10",
 			"LOG_FORMAT":                    "text",
 			"LOG_LEVEL":                     "warn",
 			"DRAIN_DELAY_MS":                "0",
@@ -312,6 +314,12 @@ func (c devCmd) seed(ctx context.Context, h *hub, base, url string) (demo, error
 	if err := c.seedRule(ctx, h, by, tenant.ID, d); err != nil {
 		return demo{}, err
 	}
+	if d.Admin, err = seedUser(ctx, h, by, auth.Admins, auth.RoleSuperAdmin, "admin@demo.test", old.Admin); err != nil {
+		return demo{}, err
+	}
+	if d.User, err = seedUser(ctx, h, by, auth.TenantRealm(tenant.ID), auth.RoleOwner, "owner@demo.test", old.User); err != nil {
+		return demo{}, err
+	}
 	return d, writeJSON(filepath.Join(c.Dir, demoFile), d)
 }
 
@@ -385,6 +393,26 @@ func (c devCmd) seedRule(ctx context.Context, h *hub, by tenants.Actor, tenant t
 	return err
 }
 
+// seedUser makes a user of the demo with a random password. One who is there already gets another password only if demo.json
+// does not know one.
+func seedUser(ctx context.Context, h *hub, by tenants.Actor, realm auth.Realm, role auth.Role, email string, old demoUser) (demoUser, error) {
+	u, err := h.users.ByEmail(ctx, realm, email)
+	missing := errors.Is(err, auth.ErrUserNotFound)
+	switch {
+	case err != nil && !missing:
+		return demoUser{}, err
+	case !missing && old.Email == u.Email && old.Password != "":
+		return old, nil
+	}
+	password := newPassword()
+	if missing {
+		u, err = h.users.Create(ctx, by, realm, auth.NewUser{Email: email, Name: "Demo " + string(role), Role: role, Password: password})
+	} else {
+		err = h.users.SetPassword(ctx, by, realm, u.ID, password, false)
+	}
+	return demoUser{Email: u.Email, Password: password.Reveal()}, err
+}
+
 func newDemoHub(ch channel.Channel) (demoHub, error) {
 	var config struct {
 		URL         string `json:"url"`
@@ -412,6 +440,8 @@ func (c devCmd) welcome(w io.Writer, d demo) {
 	}
 	fmt.Fprintf(w, `
 Converger is running on %[1]s with the tenant %[2]q. Stop it with Ctrl-C; the data stay in %[3]s.
+Sign in at %[1]s/admin as %[10]s with the password %[11]s,
+or at %[1]s/portal, tenant %[2]s, as %[12]s with the password %[13]s.
 The ids and keys below are also in %[3]s/demo.json. Paste this into a second terminal, in the same folder:
 
 # 1. Let an endpoint of your own receive deliveries, in the background
@@ -434,7 +464,8 @@ curl -sS "%[1]s/api/v1/conversations/$CHAT/activities" -H "x-api-key: $KEY"; ech
 curl -s -Z --no-progress-meter --parallel-max 50 -o /dev/null -w '%%{http_code}\n' "%[1]s/api/v1/conversations/$CONVERSATION/activities?[1-300]" \
   -H "x-api-key: $KEY" -H 'content-type: application/json' -d '{"text":"again"}' | sort | uniq -c
 
-`, d.BaseURL, d.Tenant.Name, c.Dir, program, dir, d.Tenant.APIKey, d.Channels["webhook"].ID, d.Channels["whatsapp_meta"].ID, addr)
+`, d.BaseURL, d.Tenant.Name, c.Dir, program, dir, d.Tenant.APIKey, d.Channels["webhook"].ID, d.Channels["whatsapp_meta"].ID, addr,
+		d.Admin.Email, d.Admin.Password, d.User.Email, d.User.Password)
 }
 
 // shellWord writes a word so that a shell reads it as it is.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,8 +25,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
+	"converger/internal/auth"
 	"converger/internal/devpg"
 	"converger/internal/postgres"
+	"converger/internal/secrets"
 	"converger/migrations/pgtest"
 )
 
@@ -149,6 +152,9 @@ func TestNewcomer(t *testing.T) {
 			t.Errorf("the pasted lines did not show %s:\n%s", want, pasted)
 		}
 	}
+	if d.Admin.Password == "" || d.User.Password == "" || !strings.Contains(said, d.Admin.Password) || !strings.Contains(said, d.User.Password) {
+		t.Errorf("the welcome does not say how to sign in:\n%s", said)
+	}
 	total := 0
 	for line := range strings.Lines(pasted) {
 		if count, status, ok := strings.Cut(strings.TrimSpace(line), " "); ok && (status == "201" || status == "429") {
@@ -210,6 +216,16 @@ func TestNewcomer(t *testing.T) {
 		t.Errorf("activities after a restart:\n%s", diff)
 	}
 	c.ops.call(t, 200, "GET", "/api/v1/management/tenants", "")
+	here := auth.Visitor{IP: netip.MustParseAddr("127.0.0.1")}
+	h := newTestHub(t, again.DatabaseURL, nil)
+	if _, err := h.signIn.Password(t.Context(), here, auth.Credentials{Email: d.Admin.Email, Password: secrets.Text(d.Admin.Password)}); err != nil {
+		t.Errorf("the demo's administrator after a restart: %v", err)
+	}
+	if _, err := h.signIn.Password(t.Context(), here, auth.Credentials{
+		Portal: true, Tenant: d.Tenant.Name, Email: d.User.Email, Password: secrets.Text(d.User.Password)}); err != nil {
+		t.Errorf("the demo's owner after a restart: %v", err)
+	}
+	h.pool.Close() // before the demo's Postgres ends
 	if rules := data[[]map[string]any](t, c.api.call(t, 200, "GET", "/api/v1/routing_rules", "")); len(rules) != 1 {
 		t.Errorf("the demo's rules after a restart: %v", rules)
 	}

@@ -46,6 +46,9 @@ type hub struct {
 	channels   *channel.Store
 	directory  *tenants.Directory
 	usage      *auth.Usage
+	users      *auth.Users
+	sessions   *auth.Sessions
+	signIn     *auth.SignIn
 	activities *activity.Store
 	files      *upload.Dir
 	sweeper    *upload.Sweeper
@@ -70,21 +73,44 @@ func newBox(cfg Config) (*secrets.Box, error) {
 	return secrets.NewBox(current, retired...)
 }
 
-// newTokens makes the signer of client tokens, from SECRET_KEY_BASE and the previous one.
-func newTokens(cfg Config) (*auth.Tokens, error) {
-	const purpose = "client tokens"
-	current, err := auth.DeriveKey([]byte(cfg.SecretKeyBase.Reveal()), purpose)
-	if err != nil {
-		return nil, err
-	}
-	if cfg.PreviousSecretKeyBase == "" {
-		return auth.NewTokens(current)
+// deriveKeys makes the key of a purpose from SECRET_KEY_BASE, and those that are only known still from the previous one.
+func deriveKeys(cfg Config, purpose string) (current []byte, retired [][]byte, err error) {
+	if current, err = auth.DeriveKey([]byte(cfg.SecretKeyBase.Reveal()), purpose); err != nil || cfg.PreviousSecretKeyBase == "" {
+		return current, nil, err
 	}
 	previous, err := auth.DeriveKey([]byte(cfg.PreviousSecretKeyBase.Reveal()), purpose)
+	return current, [][]byte{previous}, err
+}
+
+// newTokens makes the signer of client tokens.
+func newTokens(cfg Config) (*auth.Tokens, error) {
+	current, retired, err := deriveKeys(cfg, "client tokens")
 	if err != nil {
 		return nil, err
 	}
-	return auth.NewTokens(current, previous)
+	return auth.NewTokens(current, retired...)
+}
+
+// setSignIn makes what people sign in with.
+func (h *hub) setSignIn(throttle *ratelimit.Login, reg prometheus.Registerer) error {
+	passwords, err := auth.NewPasswords(h.cfg.BcryptCost)
+	if err != nil {
+		return err
+	}
+	sessionKey, retiredSessionKeys, err := deriveKeys(h.cfg, "web sessions")
+	if err != nil {
+		return err
+	}
+	deviceKey, retiredDeviceKeys, err := deriveKeys(h.cfg, "known devices")
+	if err != nil {
+		return err
+	}
+	h.users = auth.NewUsers(h.pool, passwords)
+	h.sessions = auth.NewSessions(h.pool, auth.SessionOptions{Idle: h.cfg.SessionIdle, Absolute: h.cfg.SessionAbsolute},
+		sessionKey, retiredSessionKeys...)
+	h.signIn, err = auth.NewSignIn(auth.SignInConfig{Users: h.users, Sessions: h.sessions, Throttle: throttle, Directory: h.directory,
+		Key: deviceKey, Retired: retiredDeviceKeys, Registerer: reg, Logger: h.log})
+	return err
 }
 
 // newAdapters makes the registry of the channel types of this program.
@@ -155,6 +181,9 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	h.directory = tenants.NewDirectory(h.pool, tenants.DirectoryOptions{
 		TTL: cfg.DirectoryTTL, Derive: apphttp.NewDeriver(hasher, log), Registerer: reg, Logger: log})
 	h.usage = auth.NewUsage(h.tenants, log)
+	if err := h.setSignIn(ratelimit.NewLogin(limiter, hasher), reg); err != nil {
+		return nil, err
+	}
 	h.deliveries = delivery.NewService(h.pool, h.channels, registry, h.directory, delivery.Options{
 		Workers: cfg.Workers, Pacer: delivery.NewPacer(limiter, hasher), Registerer: reg, Logger: log})
 	h.activities = activity.NewStore(h.pool, h.deliveries, h.deliveries, activity.Options{Registerer: reg, Logger: log})
@@ -164,7 +193,8 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	h.sweeper = upload.NewSweeper(h.files, h.activities.OrphanUploadsAllTenants, reg, log)
 	received := inbound.NewService(h.pool, h.channels, registry, h.activities, h.deliveries, inbound.Options{Registerer: reg, Logger: log})
 	h.jobs, err = jobs.New(h.pool, h.deliveries, jobs.Options{
-		Workers: cfg.Workers, SoftStop: cfg.ShutdownTimeout / 2, HardStop: cfg.ShutdownTimeout / 4, Logger: log})
+		Workers: cfg.Workers, SoftStop: cfg.ShutdownTimeout / 2, HardStop: cfg.ShutdownTimeout / 4,
+		Sessions: h.sessions, Logger: log})
 	if err != nil {
 		return nil, err
 	}

@@ -30,6 +30,13 @@ type demo struct {
 	ManagementToken string             `json:"management_token"`
 	Tenant          demoTenant         `json:"tenant"`
 	Channels        map[string]demoHub `json:"channels"`
+	Admin           demoUser           `json:"admin"`
+	User            demoUser           `json:"user"` // of the tenant
+}
+
+type demoUser struct {
+	Email    string `json:"email"`
+	Password string `json:"password"`
 }
 
 type demoTenant struct {

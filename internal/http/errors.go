@@ -44,6 +44,12 @@ var mappings = []mapping{
 	{auth.ErrToken, codeInvalidCredential, 0, "The token is not valid."},
 	{auth.ErrTokenExpired, codeCredentialExpired, 0, "The token has expired."},
 	{auth.ErrWeakSecret, codeInternal, 0, ""},
+	{auth.ErrUserNotFound, codeNotFound, 0, "There is no such user or session."},
+	{auth.ErrEmailTaken, codeConflict, 0, "Another user has this address."},
+	{auth.ErrLastSuperAdmin, codeConflict, 0, "This is the last active super_admin: make another one first."},
+	{auth.ErrBadCredentials, codeInvalidCredential, 0, "The name or the password is wrong."},
+	{auth.ErrLink, codeInvalidCredential, 0, "The link is unknown, was used already, or its time is over."},
+	{auth.ErrOverloaded, codeOverloaded, 0, "Too many passwords are being checked at this moment. Nothing was done; send the request again."},
 
 	{activity.ErrNotFound, codeNotFound, 0, "There is no such conversation or activity."},
 	{activity.ErrClosed, codeConversationClosed, 0, "The conversation is closed."},

@@ -15,6 +15,7 @@
 //	prune              maintenance  3      hourly: keys and provider ids older than 30 days
 //	give_up_uncertain  maintenance  1      every 30 s: uncertain deliveries without a receipt
 //	requeue_inbound    maintenance  1      every 30 s: events stored and without a job for a minute
+//	remove_sessions    maintenance  3      hourly: web sessions and sign-in links whose time is over
 //
 // Every job may run twice, or stop anywhere. Periodic jobs are queued by one node, the leader that River elects. Maintenance
 // waits for no lock longer than a few seconds.

@@ -60,6 +60,12 @@ type InboundProcessor interface {
 	Process(ctx context.Context, tenant tenants.ID, eventID uuid.UUID) error
 }
 
+// SessionRemover removes what is left of sign-ins that have ended; the sessions of package auth are one.
+type SessionRemover interface {
+	// RemoveEndedAllTenants removes a batch and returns how many rows it had; 0: nothing is left.
+	RemoveEndedAllTenants(ctx context.Context) (int, error)
+}
+
 // Options of a [Client]. Zero members take the default in brackets.
 type Options struct {
 	// Workers is the number of lane jobs, of up to 8 lanes, that this node works at once; an attempt that waits holds no
@@ -70,6 +76,8 @@ type Options struct {
 	// SoftStop is how long running jobs may go on after Run's context has ended, HardStop how long they may take to return
 	// once they are cancelled [20 s, 5 s].
 	SoftStop, HardStop time.Duration
+	// Sessions is asked once an hour to remove what has ended; nil: nobody is.
+	Sessions SessionRemover
 	// InsertOnly makes a client that queues jobs for others and works none; Run then only waits.
 	InsertOnly bool
 	// Logger takes errors and panics of jobs and warnings of River; nil: nothing is logged.

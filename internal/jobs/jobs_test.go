@@ -352,6 +352,7 @@ func TestStoredForms(t *testing.T) {
 		{prune{}, "prune", `{}`},
 		{giveUpUncertain{}, "give_up_uncertain", `{}`},
 		{requeueInbound{}, "requeue_inbound", `{}`},
+		{removeSessions{}, "remove_sessions", `{}`},
 	} {
 		got, err := json.Marshal(test.args)
 		if err != nil || string(got) != test.json || test.args.Kind() != test.kind {
@@ -407,7 +408,8 @@ SELECT $1, $2, 'old', n::text, '', $2, now() - interval '90 days' FROM generate_
 	}
 	var l logs
 	gaveUp := make(chan struct{})
-	c := newClient(t, w.pool, &givesUp{left: 2, done: gaveUp}, Options{Logger: l.logger()})
+	removed := make(chan struct{})
+	c := newClient(t, w.pool, &givesUp{left: 2, done: gaveUp}, Options{Logger: l.logger(), Sessions: &removes{left: 2, done: removed}})
 	processed := make(chan uuid.UUID, 10)
 	c.SetInbound(processor(func(_ context.Context, event uuid.UUID) error { processed <- event; return nil }))
 	defer run(t, c.Run)()
@@ -421,17 +423,34 @@ SELECT $1, $2, 'old', n::text, '', $2, now() - interval '90 days' FROM generate_
 	if got := <-processed; got != stuck {
 		t.Errorf("requeued %s, want the stuck event %s (fresh %s, failed %s)", got, stuck, fresh, failed)
 	}
-	select {
-	case <-gaveUp:
-	case <-time.After(60 * time.Second):
-		t.Fatal("uncertain deliveries were not given up")
+	for what, done := range map[string]chan struct{}{"uncertain deliveries were not given up": gaveUp, "ended sessions were not removed": removed} {
+		select {
+		case <-done:
+		case <-time.After(60 * time.Second):
+			t.Fatal(what)
+		}
 	}
 	eventually(t, "all tasks completed", func() bool {
-		return count(t, w.pool, `SELECT count(DISTINCT kind) FROM river_job WHERE queue = 'maintenance' AND state = 'completed'`) == 4
+		return count(t, w.pool, `SELECT count(DISTINCT kind) FROM river_job WHERE queue = 'maintenance' AND state = 'completed'`) == 5
 	})
 	if text := l.String(); strings.Contains(text, "ERROR") {
 		t.Errorf("log:\n%s", text)
 	}
+}
+
+// removes has batches of ended sessions left.
+type removes struct {
+	left int
+	done chan struct{}
+}
+
+func (r *removes) RemoveEndedAllTenants(context.Context) (int, error) {
+	if r.left == 0 {
+		close(r.done)
+		return 0, nil
+	}
+	r.left--
+	return 1000, nil
 }
 
 // givesUp has batches of uncertain deliveries left.

@@ -47,6 +47,7 @@ func addMaintenance(config *river.Config, c *Client) {
 	addTask[prune](config, c, time.Hour, 3)
 	addTask[giveUpUncertain](config, c, 30*time.Second, 1)
 	addTask[requeueInbound](config, c, 30*time.Second, 1)
+	addTask[removeSessions](config, c, time.Hour, 3)
 }
 
 // ensurePartitions makes the partitions of the last month and the next three, as the first migration did.
@@ -164,4 +165,20 @@ func (requeueInbound) run(ctx context.Context, c *Client) error {
 		}
 		after = events[len(events)-1].ID
 	}
+}
+
+// removeSessions removes web sessions and sign-in links whose time is over.
+type removeSessions struct{}
+
+// Kind implements river.JobArgs.
+func (removeSessions) Kind() string { return "remove_sessions" }
+
+func (removeSessions) run(ctx context.Context, c *Client) error {
+	for c.o.Sessions != nil {
+		n, err := c.o.Sessions.RemoveEndedAllTenants(ctx)
+		if err != nil || n == 0 {
+			return err
+		}
+	}
+	return nil
 }

@@ -5,9 +5,13 @@
 // headers of the answer. Counters live in a Store; see the packages below this
 // one.
 //
+// [Login] is the throttle of sign-ins over the same counters: it reserves an
+// attempt before the password is looked at and gives back what succeeds.
+//
 // It imports nothing of ours and no third party but prometheus, through an
 // injected Registerer. It owns no goroutine. A check cannot fail: stores decide
-// on their own when a peer or server is gone.
+// on their own when a peer or server is gone. An attempt to sign in may wait for
+// others; only the end of its context makes it fail.
 //
 // Tests pass time in; ratelimittest holds the suite that every Store passes.
 package ratelimit

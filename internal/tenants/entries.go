@@ -104,6 +104,7 @@ func usable(now, expires, revoked time.Time) error {
 // entrySet is everything a directory holds, found by what requests bring.
 type entrySet struct {
 	tenants   *index[ID, TenantEntry]
+	names     *index[string, nameEntry]
 	keys      *index[[32]byte, KeyEntry]
 	channels  *index[uuid.UUID, ChannelEntry]
 	secrets   *index[[32]byte, ChannelEntry] // by the current secret
@@ -116,6 +117,7 @@ type entrySet struct {
 func newEntrySet(r changedRows) *entrySet {
 	return &entrySet{
 		tenants:   newIndex(len(r.tenants), func(t *TenantEntry) ID { return t.ID }, idSpot),
+		names:     newIndex(len(r.tenants), func(n *nameEntry) string { return n.canonical }, nameSpot),
 		keys:      newIndex(len(r.keys), func(k *KeyEntry) [32]byte { return k.hash }, hashSpot),
 		channels:  newIndex(len(r.channels), func(c *ChannelEntry) uuid.UUID { return c.ID }, idSpot),
 		secrets:   newIndex(len(r.channels), func(c *ChannelEntry) [32]byte { return c.SecretHash }, hashSpot),
@@ -140,10 +142,12 @@ func (s *entrySet) apply(r changedRows, derive Deriver) {
 		if derive != nil {
 			t.Derived = derive.Tenant(t)
 		}
-		if _, known := s.tenants.get(t.ID); known {
+		old, known := s.tenants.get(t.ID)
+		if known {
 			changed[t.ID] = t
 		}
 		s.tenants.put(t)
+		s.rename(old, t)
 	}
 	if len(changed) > 0 {
 		for k := range s.keys.all() {

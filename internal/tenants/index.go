@@ -5,7 +5,8 @@ import "sync/atomic"
 // index finds entries by a key they carry: an open-addressed table of pointers. Readers take no lock and allocate
 // nothing; there is one writer at a time (the Directory's poll). As fast as a general concurrent map, it costs 11 to 21
 // bytes a row beside the entry, where that needs about 60: keys are not stored twice and, being random already (SHA-256,
-// the tail of a UUIDv7), not hashed again. Nobody outside can make them collide, for they are made by the program.
+// the tail of a UUIDv7), not hashed again, but for names. Nobody outside can make them collide, for they are made by the
+// program, or hashed with a seed of the process.
 //
 // An entry never moves within a table: put replaces it in its slot, remove leaves a mark that readers step over, and a
 // table that fills up is copied aside and published whole. So a reader beside a writer sees the old entry or the new
