@@ -100,6 +100,11 @@ func TestCircuitOpensProbesAndCloses(t *testing.T) {
 			if st := w.state(t, ch); st.Circuit != CircuitHalfOpen || st.Parked != 10 {
 				t.Errorf("state after the cooldown: %+v", st)
 			}
+			exec(t, w.pool, `DELETE FROM test_jobs`)
+			w.post(t, w.newConversation(t, ch), "posted while it is half open")
+			if jobs := count(t, w.pool, `SELECT count(*) FROM test_jobs`); jobs != 0 {
+				t.Errorf("the append handed %d lanes over: they are not a probe", jobs)
+			}
 			eventually(t, "a probe handed over", func() bool { n, err := w.Dispatch(t.Context()); return n == 1 && err == nil })
 			if n, err := w.Dispatch(t.Context()); n != 0 || err != nil {
 				t.Errorf("%d, %v handed over beside the probe", n, err)
@@ -111,7 +116,7 @@ func TestCircuitOpensProbesAndCloses(t *testing.T) {
 
 			up.Store(true)
 			w.cooledDown(t, ch)
-			w.drainUntil(t, "everything sent", func() bool { return w.listed(t, w.tenant)[StatusSent] == 11 })
+			w.drainUntil(t, "everything sent", func() bool { return w.listed(t, w.tenant)[StatusSent] == 12 })
 			if st := w.state(t, ch); st.Circuit != CircuitClosed || st.Failures != 0 || st.Parked != 0 {
 				t.Errorf("state in the end: %+v", st)
 			}
