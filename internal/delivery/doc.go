@@ -34,7 +34,7 @@
 //   - A suspended tenant, a channel that is inactive, paused or has hold_until in the future: its lanes are not handed over and
 //     cost nothing; they go on, in order, once that ends. No attempt is used.
 //   - Five attempts for a channel that fail one after the other, on one node, open its circuit for 30 s; then one lane at a
-//     time goes out, and its first attempt closes the circuit or opens it again. See [Circuit], and docs/adr/0017.
+//     time goes out, and its first attempt closes the circuit or opens it again. See [Circuit], and docs/adr/0020.
 //   - A deleted channel, or one that no longer sends: its open deliveries fail with channel_deleted or unsupported.
 //   - 410 Gone: the delivery fails with reason gone. Nothing else is held and the channel stays as it is; a receiver that
 //     answers 410 to everything so fails everything at once, visibly, until someone edits the channel.
