@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -238,6 +239,10 @@ func (s *Service) turnCircuit(ctx context.Context, l *lane, to Circuit, sql stri
 		return false
 	}
 	s.m.circuits.WithLabelValues(string(to), "by_attempts").Inc()
-	s.log.Warn("a channel's circuit has turned", "tenant_id", l.tenant, "channel_id", l.channel, "to", to)
+	level := slog.LevelWarn
+	if l.probe && to == CircuitOpen {
+		level = slog.LevelDebug // once more, as every Cooldown
+	}
+	s.log.Log(ctx, level, "a channel's circuit has turned", "tenant_id", l.tenant, "channel_id", l.channel, "to", to)
 	return true
 }

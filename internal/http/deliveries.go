@@ -230,11 +230,14 @@ func (s *server) retryDeliveries(c *call) (*reply, error) {
 			q.Set(name, *text)
 		}
 	}
-	if n := body.optInt("limit"); n != nil {
+	if n := body.positive("limit"); n != nil {
 		q.Set("limit", strconv.Itoa(*n))
 	}
 	if err := body.err(); err != nil {
 		return nil, err
+	}
+	if n, err := strconv.Atoi(q.Get("limit")); q.Has("limit") && (err != nil || n < 1) { // a list shows its default; this does something
+		return nil, newProblem(codeInvalidParameter, "Invalid limit: it must be a whole number from 1 to %d.", delivery.MaxRetries)
 	}
 	var f delivery.RetryFilter
 	if f.ActivityID, err = queryID(q, "activity_id"); err != nil {

@@ -400,13 +400,14 @@ func TestDeliveryControl(t *testing.T) {
 
 	s := f.newStage(t, paced.ID)
 	one, all := s.ids.Replace("/api/v1/deliveries/{delivery}/retry"), s.ids.Replace("/api/v1/channels/{channel}/deliveries/retry")
-	for what, query := range map[string]string{"from": "?from=yesterday", "to": "?to=2026-13-01", "activity": "?activity_id=7"} {
+	for what, query := range map[string]string{"limit": "?limit=0", "limit in words": "?limit=all", "from": "?from=yesterday", "to": "?to=2026-13-01", "activity": "?activity_id=7"} {
 		if a := f.call(t, "POST", all+query, "", f.apiKey()); a.StatusCode != 400 || a.get(t, "code") != string(codeInvalidParameter) {
 			t.Errorf("bad %s: %s", what, a)
 		}
 	}
 	f.call(t, "POST", all, `{"from":"yesterday"}`, f.apiKey()).is(t, 400, codeInvalidParameter)
 	f.call(t, "POST", all, `{"from":7}`, f.apiKey()).is(t, 422, codeValidationFailed)
+	f.call(t, "POST", all, `{"limit":0}`, f.apiKey()).is(t, 422, codeValidationFailed)
 	a = f.call(t, "POST", all+"?to=2026-01-01", `{"to":"2126-01-01"}`, f.apiKey()) // the body goes first
 	a.is(t, 200, "")
 	if a.get(t, "data", "retried") != 1.0 || a.get(t, "data", "has_more") != false {
