@@ -308,11 +308,10 @@ func (b *builder) parameters(rt Route, op *operation) []*Parameter {
 		}
 		list = append(list, parameter(m[1], "path", schema))
 	}
-	query := op.Query
+	query, headers := slices.Clone(op.Query), slices.Clone(op.Headers) // the operation is shared
 	if op.hasPage() {
 		query = append(query, Member[*Schema]{"limit", &Schema{}}, Member[*Schema]{"cursor", &Schema{}})
 	}
-	headers := op.Headers
 	if op.Idempotent {
 		headers = append(headers, Member[*Schema]{"Idempotency-Key", &Schema{}})
 	}
