@@ -245,6 +245,14 @@ func TestSmallPool(t *testing.T) {
 		failed = data[[]wire](t, ops.call(t, 200, "GET", "/api/v1/management/inbound_events?state=failed", ""))
 		return len(failed) == 1
 	})
+	dead := data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/tenants/"+c.id+"/channels",
+		`{"name":"dead","type":"webhook","mode":"outbound","config":{"url":"http://127.0.0.1:1/"},"retry_policy":{"max_attempts":1}}`))
+	c.api.call(t, 201, "POST", "/api/v1/conversations/"+c.newConversation(t, dead.ID)+"/activities", `{"text":"in vain"}`)
+	var undelivered []wire
+	eventually(t, patience, "a failed delivery", func() bool {
+		undelivered = data[[]wire](t, c.api.call(t, 200, "GET", "/api/v1/deliveries?status=failed", ""))
+		return len(undelivered) == 1
+	})
 	victims := make([]struct{ channel, key, rule string }, 16)
 	ruleTo := fmt.Sprintf(`"source_channel_id":%q,"target_channel_ids":[%q]`, meta.ID, hook.ID)
 	for i := range victims {
@@ -268,6 +276,10 @@ func TestSmallPool(t *testing.T) {
 		"POST /api/v1/conversations/{conversation_id}/close":                steady(c.api, conversations+"/"+chat+"/close", ""),
 		"POST /api/v1/conversations/{conversation_id}/reopen":               steady(c.api, conversations+"/"+chat+"/reopen", ""),
 		"POST /api/v1/conversations/{conversation_id}/activities":           numbered(c.api, conversations+"/"+chat+"/activities", `{"text":"%d"}`),
+		"POST /api/v1/deliveries/{delivery_id}/retry":                       steady(c.api, "/api/v1/deliveries/"+undelivered[0].ID+"/retry", ""),
+		"POST /api/v1/channels/{channel_id}/deliveries/retry":               steady(c.api, channels+dead.ID+"/deliveries/retry", ""),
+		"POST /api/v1/channels/{channel_id}/pause":                          steady(c.api, channels+dead.ID+"/pause", ""),
+		"POST /api/v1/channels/{channel_id}/resume":                         steady(c.api, channels+dead.ID+"/resume", ""),
 		"POST /api/v1/converger/tokens/generate":                            steady(secret, client+"/tokens/generate", ""),
 		"POST /api/v1/converger/tokens/refresh":                             steady(ada, client+"/tokens/refresh", ""),
 		"POST /api/v1/tokens":                                               steady(c.api.with("X-Channel-Token", hook.Secret), "/api/v1/tokens", fmt.Sprintf(`{"conversation_id":%q,"user_id":"ada"}`, chat)),

@@ -151,6 +151,7 @@ type Result struct {
 // NewConversation is a conversation to be made.
 type NewConversation struct {
 	ChannelID uuid.UUID
+	Status    string // "": active
 	// At most one of the two: a participant of the channel, or a person to be found or made.
 	ParticipantID *uuid.UUID
 	Participant   *channel.Participant

@@ -1,6 +1,7 @@
 package activity
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,8 +32,8 @@ WHERE c.tenant_id = $1 AND c.id = $2`
 
 	// createConversationSQL makes none when the channel was deleted, or the participant is of another channel.
 	createConversationSQL = `
-INSERT INTO conversations AS c (tenant_id, id, channel_id, participant_id, metadata)
-SELECT h.tenant_id, $2::uuid, h.id, $4::uuid, $5::jsonb
+INSERT INTO conversations AS c (tenant_id, id, channel_id, participant_id, metadata, status)
+SELECT h.tenant_id, $2::uuid, h.id, $4::uuid, $5::jsonb, $6
 FROM channels h
 WHERE h.tenant_id = $1 AND h.id = $3 AND h.deleted_at IS NULL AND ($4::uuid IS NULL OR EXISTS (
     SELECT FROM participants p WHERE p.tenant_id = $1 AND p.id = $4 AND p.channel_id = $3))
@@ -75,6 +76,10 @@ func (s *Store) CreateConversation(ctx context.Context, tenant tenants.ID, n New
 func (s *Store) CreateConversationTx(ctx context.Context, tx pgx.Tx, tenant tenants.ID, n NewConversation) (Conversation, error) {
 	var bad fault.Invalid
 	metadata := checkMetadata(&bad, n.Metadata)
+	status := cmp.Or(n.Status, StatusActive)
+	if status != StatusActive && status != StatusClosed {
+		bad.Addf("/status", fault.Malformed, "must be active or closed")
+	}
 	if n.Participant != nil && n.ParticipantID != nil {
 		bad.Addf("/participant_id", fault.Conflict, "give a participant or the id of one, not both")
 	}
@@ -89,15 +94,15 @@ func (s *Store) CreateConversationTx(ctx context.Context, tx pgx.Tx, tenant tena
 		}
 		participantID = &p.ID
 	}
-	return s.insertConversation(ctx, tx, tenant, n.ChannelID, participantID, metadata)
+	return s.insertConversation(ctx, tx, tenant, n.ChannelID, participantID, metadata, status)
 }
 
-func (s *Store) insertConversation(ctx context.Context, tx pgx.Tx, tenant tenants.ID, ch uuid.UUID, participant *uuid.UUID, metadata json.RawMessage) (Conversation, error) {
+func (s *Store) insertConversation(ctx context.Context, tx pgx.Tx, tenant tenants.ID, ch uuid.UUID, participant *uuid.UUID, metadata json.RawMessage, status string) (Conversation, error) {
 	id, err := uuid.NewV7()
 	if err != nil {
 		return Conversation{}, fmt.Errorf("activity: make an id: %w", err)
 	}
-	return s.queryConversation(ctx, tx, "create conversation", createConversationSQL, tenant, id, ch, participant, metadata)
+	return s.queryConversation(ctx, tx, "create conversation", createConversationSQL, tenant, id, ch, participant, metadata, status)
 }
 
 // queryConversation runs a statement that answers with conversationColumns, and loads the participant.
@@ -278,7 +283,7 @@ func (s *Store) OpenConversationTx(ctx context.Context, tx pgx.Tx, tenant tenant
 			return c, false, err
 		}
 	}
-	c, err := s.insertConversation(ctx, tx, tenant, ch, participant, metadata)
+	c, err := s.insertConversation(ctx, tx, tenant, ch, participant, metadata, StatusActive)
 	return c, err == nil, err
 }
 

@@ -131,6 +131,16 @@ func Watermark(seq int64) string {
 	return base64.RawURLEncoding.EncodeToString(strconv.AppendInt([]byte(watermarkPrefix), seq, 10))
 }
 
+// parseLegacyWatermark reads an older form: base64url without padding of the text of the last activity's id.
+func parseLegacyWatermark(text string) (uuid.UUID, bool) {
+	plain, err := base64.RawURLEncoding.Strict().DecodeString(text)
+	if err != nil || len(plain) != 36 {
+		return uuid.Nil, false
+	}
+	id, err := uuid.ParseBytes(plain)
+	return id, err == nil
+}
+
 // ParseWatermark reads what [Watermark] writes; "" is the beginning. The client API's older form, a plain number from 0
 // on, is read too. (No number is mistaken: "c2Vx…" is how every watermark begins.) Anything else is ErrBadWatermark.
 func ParseWatermark(text string) (afterSeq int64, err error) {

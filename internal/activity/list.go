@@ -40,6 +40,11 @@ SELECT channel_id
 FROM conversations
 WHERE tenant_id = $1 AND id = $2`
 
+	seqSQL = `
+SELECT seq
+FROM activities
+WHERE tenant_id = $1 AND id = $2 AND conversation_id = $3`
+
 	// listSQL reads the index (conversation_id, seq) of each partition in order and stops at the limit.
 	// A page ends at $4 activities or behind the one with which it passes $6 bytes of content; total counts what the
 	// first of the two bounds alone would have let through.
@@ -93,6 +98,25 @@ func (s *Store) List(ctx context.Context, tenant tenants.ID, conversation uuid.U
 	}
 	list, hasMore = cut(list, limit)
 	return list, hasMore || len(list) < total, nil
+}
+
+// ReadWatermark returns the seq that a watermark of a conversation stands for: one that [ParseWatermark] reads, or the form of
+// the original system's earlier clients, base64url without padding of the text of an activity's id. ch is as for List.
+// ErrBadWatermark for anything else and for an activity that the conversation does not have; ErrNotFound only for the
+// older form, which needs queries.
+func (s *Store) ReadWatermark(ctx context.Context, tenant tenants.ID, conversation uuid.UUID, ch *uuid.UUID, text string) (afterSeq int64, err error) {
+	id, ok := parseLegacyWatermark(text)
+	if !ok {
+		return ParseWatermark(text)
+	}
+	if _, err := s.channelOf(ctx, tenant, conversation, ch); err != nil {
+		return 0, err
+	}
+	err = s.pool.QueryRow(ctx, seqSQL, tenant, id, conversation).Scan(&afterSeq)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, ErrBadWatermark
+	}
+	return afterSeq, readError("read watermark", err)
 }
 
 // channelOf returns the channel of a conversation, which must be ch unless that is nil.

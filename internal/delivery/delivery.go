@@ -33,12 +33,16 @@ const (
 	StatusDelivered Status = "delivered" // by the provider's receipt
 	StatusRead      Status = "read"      // by the provider's receipt
 	StatusFailed    Status = "failed"    // for good; Reason says why
+
+	// StatusPaused is what a pending delivery reads as while its channel's circuit is not closed (see [Circuit]). It is
+	// never stored.
+	StatusPaused Status = "paused"
 )
 
 // ParseStatus reads a status, or returns ErrUnknownStatus.
 func ParseStatus(s string) (Status, error) {
 	switch st := Status(s); st {
-	case StatusPending, StatusUncertain, StatusSent, StatusDelivered, StatusRead, StatusFailed:
+	case StatusPending, StatusPaused, StatusUncertain, StatusSent, StatusDelivered, StatusRead, StatusFailed:
 		return st, nil
 	}
 	return "", ErrUnknownStatus

@@ -270,8 +270,8 @@ func TestParseStatus(t *testing.T) {
 	if s, err := ParseStatus("read"); s != StatusRead || err != nil {
 		t.Errorf("read: %q, %v", s, err)
 	}
-	if _, err := ParseStatus("paused"); !errors.Is(err, ErrUnknownStatus) {
-		t.Errorf("paused: %v", err)
+	if _, err := ParseStatus("lost"); !errors.Is(err, ErrUnknownStatus) {
+		t.Errorf("lost: %v", err)
 	}
 }
 
@@ -317,6 +317,12 @@ func testPlansUseIndexes(t *testing.T, analyzed bool) {
 		"known":      {queryKnown, []any{u, u, n, s}},
 		"fail":       {queryFailLane, []any{u, u, "x", "x"}},
 		"give up":    {queryGiveUpAllTenants, []any{"x"}},
+		"parked":     {queryParked, []any{u, u, 10}},
+		"pick one":   {queryPickOne, []any{u, u}},
+		"pick many":  {queryPickMany, []any{u, u, u, time.Now(), u, time.Now(), time.Now(), 500}},
+		"more":       {queryMore, []any{u, u, u, time.Now(), u, time.Now(), time.Now()}},
+		"retry":      {queryRetry, []any{u, n, n, "x", 1}},
+		"wake":       {queryWakeRetried, []any{n}},
 	} {
 		var plan []string
 		rows, err := w.pool.Query(t.Context(), "EXPLAIN "+q.sql, q.args...)

@@ -239,7 +239,7 @@ func TestTwoDispatchers(t *testing.T) {
 
 func TestExpiredLeaseIsTakenOver(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, Options{Lease: time.Second, LeaseMargin: 50 * time.Millisecond, MaxAttempt: 100 * time.Millisecond, WorkFor: 100 * time.Millisecond, Tick: 20 * time.Millisecond})
+	w := newWorld(t, Options{Lease: time.Second, LeaseMargin: 500 * time.Millisecond, MaxAttempt: 100 * time.Millisecond, WorkFor: 100 * time.Millisecond, Tick: 20 * time.Millisecond})
 	conv := w.newConversation(t, w.newChannel(t, w.tenant, nil))
 	posted := w.post(t, conv, "x")[0]
 	if jobs := w.takeAll(t); len(jobs) != 1 {

@@ -31,13 +31,17 @@
 //   - Retries: 5 attempts by default, after attempt n a wait of base * 3^n (10 s: 30, 90, 270, 810 s), at most an hour,
 //     lengthened by up to 10 % at random so that what failed together does not come back together. Retry-After lengthens a
 //     wait to at most an hour and never shortens it.
-//   - A suspended tenant, an inactive channel or one with hold_until in the future: its lanes are not handed over and cost
-//     nothing; they go on, in order, once that ends. No attempt is used.
+//   - A suspended tenant, a channel that is inactive, paused or has hold_until in the future: its lanes are not handed over and
+//     cost nothing; they go on, in order, once that ends. No attempt is used.
+//   - Five attempts for a channel that fail one after the other, on one node, open its circuit for 30 s; then one lane at a
+//     time goes out, and its first attempt closes the circuit or opens it again. See [Circuit], and docs/adr/0020.
 //   - A deleted channel, or one that no longer sends: its open deliveries fail with channel_deleted or unsupported.
 //   - 410 Gone: the delivery fails with reason gone. Nothing else is held and the channel stays as it is; a receiver that
 //     answers 410 to everything so fails everything at once, visibly, until someone edits the channel.
 //   - An uncertain attempt (may have arrived, a repeat would be a second message) is not repeated. A receipt settles it;
 //     after 10 minutes it fails with reason uncertain. Its lane goes on at once.
+//   - What has failed can be retried by hand ([Service.Retry], [Service.RetryChannel]): in its old place in its lane, with all
+//     its attempts before it.
 //   - An attempt that this program cut off itself, while stopping, is not counted and is made again.
 //
 // It may import activity, channel, tenants, ratelimit, fault, secrets and postgres. Package jobs brings the queue ([Jobs]).

@@ -10,7 +10,9 @@ type metrics struct {
 	handedOver      *prometheus.CounterVec   // by
 	replies         *prometheus.CounterVec   // result
 	receipts        *prometheus.CounterVec   // result
+	circuits        *prometheus.CounterVec   // to, by
 	errors          *prometheus.CounterVec   // where
+	retried         prometheus.Counter
 	dispatchSeconds prometheus.Histogram
 	groupSize       prometheus.Histogram
 	expired         prometheus.Counter
@@ -30,6 +32,8 @@ func newMetrics(r prometheus.Registerer, s *Service) *metrics {
 		handedOver: counter("lanes_handed_over_total", "Lanes handed over to workers, by the append or by the dispatcher.", "by"),
 		replies:    counter("replies_total", "Replies of adapters: stored, or dropped because the conversation was closed or did not take them.", "result"),
 		receipts:   counter("receipts_total", "Receipts: applied, stale (nothing new) or unknown.", "result"),
+		circuits:   counter("circuits_turned_total", "Circuits of channels that opened, closed or were paused, by attempts or by hand.", "to", "by"),
+		retried:    counter("retried_total", "Failed deliveries that were made pending again by hand.").WithLabelValues(),
 		errors:     counter("errors_total", "Failures of the machinery itself, by place.", "where"),
 		dispatchSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "converger", Subsystem: "delivery",
 			Name: "dispatch_seconds", Help: "Time of one hand-over by the dispatcher.", Buckets: prometheus.ExponentialBuckets(.001, 2, 12)}),
@@ -42,7 +46,7 @@ func newMetrics(r prometheus.Registerer, s *Service) *metrics {
 	if r == nil {
 		return m
 	}
-	r.MustRegister(m.attempts, m.attemptSeconds, m.finished, m.handedOver, m.replies, m.receipts, m.errors,
+	r.MustRegister(m.attempts, m.attemptSeconds, m.finished, m.handedOver, m.replies, m.receipts, m.circuits, m.retried, m.errors,
 		m.dispatchSeconds, m.groupSize, m.expired, m.stale, m.late,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "converger", Subsystem: "delivery", Name: "lanes_working",
 			Help: "Lanes that workers of this node are working."}, func() float64 { return float64(s.running.Load()) }))

@@ -12,12 +12,16 @@ import (
 	"converger/internal/tenants"
 )
 
+// clocksApart is how far a provider's clock may be from ours, with the fractions of seconds that its times lack.
+const clocksApart = time.Minute
+
 // known is a delivery that receipts speak of.
 type known struct {
 	ID, ActivityID, LaneID      uuid.UUID
 	Status                      Status
 	Reason, LastError           string
 	SentAt, DeliveredAt, ReadAt *time.Time
+	RetriedAt                   *time.Time // by hand
 }
 
 // apply is the whole machine of receipts. It only moves forward, so that receipts may come in any order, twice, and late:
@@ -30,8 +34,8 @@ type known struct {
 //	failed, by a receipt        –      –           –      –
 //	failed, by our conclusion   sent   delivered   read   –
 //
-// The last line: we had given up (exhausted, uncertain, …) and the provider knows better. Whatever the status does, the
-// first time of each kind of news is kept. It reports whether anything is new.
+// The last line: we had given up (exhausted, uncertain, …) and the provider knows better. A failure from before the last
+// retry by hand is what was retried. Whatever the status does, the first time of each kind of news is kept. It reports whether anything is new.
 func (k *known) apply(r channel.Receipt) bool {
 	stamp := func(at **time.Time) bool {
 		if *at != nil {
@@ -50,7 +54,7 @@ func (k *known) apply(r channel.Receipt) bool {
 	case StatusRead:
 		fresh, rank = stamp(&k.ReadAt), 3
 	case StatusFailed:
-		if k.Status == StatusRead || k.Status == StatusFailed {
+		if k.Status == StatusRead || k.Status == StatusFailed || k.RetriedAt != nil && r.At.Before(k.RetriedAt.Add(-clocksApart)) {
 			return false
 		}
 		k.Status, k.Reason, k.LastError = StatusFailed, ReasonReceipt, storable(r.Error, maxError)
@@ -80,7 +84,7 @@ func (k *known) rank() int {
 // The deliveries that receipts name, by our id or by the provider's, locked in the order of their ids.
 const queryKnown = `
 SELECT r.ord, d.id, d.activity_id, d.lane_id, d.status, coalesce(d.reason, ''), coalesce(d.last_error, ''),
-    d.sent_at, d.delivered_at, d.read_at
+    d.sent_at, d.delivered_at, d.read_at, d.retried_at
 FROM unnest($3::uuid[], $4::text[]) WITH ORDINALITY AS r (delivery_id, provider_id, ord)
 LEFT JOIN LATERAL (
     SELECT delivery_id, activity_id FROM provider_messages
@@ -129,7 +133,7 @@ func (s *Service) ApplyReceiptsTx(ctx context.Context, tx pgx.Tx, tenant tenants
 	var k known
 	var ord int
 	_, err = pgx.ForEachRow(rows, []any{&ord, &k.ID, &k.ActivityID, &k.LaneID, &k.Status, &k.Reason, &k.LastError,
-		&k.SentAt, &k.DeliveredAt, &k.ReadAt}, func() error {
+		&k.SentAt, &k.DeliveredAt, &k.ReadAt, &k.RetriedAt}, func() error {
 		if byID[k.ID] == nil {
 			found := k
 			byID[k.ID] = &found

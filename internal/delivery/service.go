@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/singleflight"
 
 	"converger/internal/activity"
 	"converger/internal/channel"
@@ -31,6 +32,11 @@ type Options struct {
 	LeaseMargin time.Duration
 	// Tick is the longest time between two looks for due lanes [250 ms].
 	Tick time.Duration
+	// BreakAfter is how many attempts for a channel have to fail one after the other, on one node, to open its circuit; those
+	// whose fault is the message's do not count [5].
+	BreakAfter int
+	// Cooldown is how long an open circuit lets nothing through; then one lane at a time tries [30 s].
+	Cooldown time.Duration
 	// UncertainFor is how long an uncertain delivery waits for a receipt [10 min].
 	UncertainFor time.Duration
 	// Pacer is the outbound budget of channels; nil: none.
@@ -60,6 +66,9 @@ type Service struct {
 	stopped  chan struct{} // closed once readers and writers have gone
 	poke     chan struct{} // to the dispatcher; capacity 1
 
+	breaker breaker
+	counts  singleflight.Group // of parked deliveries
+
 	running atomic.Int64              // lanes this node is working
 	behind  atomic.Pointer[tenantSet] // who had more due lanes at the last look than could be handed over; nil: nobody
 
@@ -82,6 +91,8 @@ func NewService(pool *pgxpool.Pool, channels Channels, registry *channel.Registr
 	o.MaxAttempt = cmp.Or(o.MaxAttempt, 30*time.Second)
 	o.LeaseMargin = cmp.Or(o.LeaseMargin, 5*time.Second)
 	o.Tick = cmp.Or(o.Tick, 250*time.Millisecond)
+	o.BreakAfter = cmp.Or(o.BreakAfter, 5)
+	o.Cooldown = cmp.Or(o.Cooldown, 30*time.Second)
 	o.UncertainFor = cmp.Or(o.UncertainFor, 10*time.Minute)
 	log := o.Logger
 	if log == nil {

@@ -29,7 +29,8 @@ WITH offer AS MATERIALIZED (
     SELECT w.tenant_id, w.id, w.channel_id, w.key, w.ord, CASE WHEN $11::boolean AND EXISTS (
             SELECT FROM channels c JOIN tenants t ON t.id = c.tenant_id
             WHERE c.tenant_id = w.tenant_id AND c.id = w.channel_id
-                AND c.status = 'active' AND c.deleted_at IS NULL AND coalesce(c.hold_until <= now(), true) AND t.status = 'active'
+                AND c.status = 'active' AND c.circuit_state = 'closed' AND c.deleted_at IS NULL
+                AND coalesce(c.hold_until <= now(), true) AND t.status = 'active'
                 AND w.nth <= c.max_in_flight - (SELECT count(*) FROM lanes l
                     WHERE l.tenant_id = w.tenant_id AND l.channel_id = w.channel_id AND l.lease_token IS NOT NULL)
                 AND w.ord <= t.max_in_flight - (SELECT count(*) FROM lanes l
@@ -83,8 +84,9 @@ func enqueueTx(ctx context.Context, tx pgx.Tx, w wakeup, handover bool, token uu
 // delivery that is not among them.
 const queryLanes = `
 SELECT r.ord, l.tenant_id, l.channel_id, l.conversation_id, l.wakes, extract(epoch FROM l.lease_until - now())::float8,
-    c.type, c.mode, c.version, c.deleted_at IS NOT NULL,
-    t.status <> 'active' OR c.deleted_at IS NULL AND (c.status <> 'active' OR coalesce(c.hold_until > now(), false)),
+    c.type, c.mode, c.version, c.deleted_at IS NOT NULL, c.circuit_state = 'open', c.circuit_changed_at,
+    t.status <> 'active' OR c.deleted_at IS NULL
+        AND (c.status <> 'active' OR c.circuit_state = 'paused' OR coalesce(c.hold_until > now(), false)),
     d.id, d.attempts, greatest(extract(epoch FROM d.next_at - now()), 0)::float8,
     a.id, a.conversation_id, a.seq, a.type, a.sender, a.text, a.attachments, a.metadata, a.idempotency_key, a.reply_to_id,
     a.edited_at, a.deleted_at, a.inserted_at
@@ -108,14 +110,25 @@ type lane struct {
 	channel  uuid.UUID
 	key      uuid.UUID
 	wakes    int64
-	deadline time.Time // when the lease ends, by the monotonic clock
+	read     time.Time // when the worker asked for what stands here, by the monotonic clock
+	deadline time.Time // when the lease ends, by the same
 	typ      channel.Type
 	mode     channel.Mode
 	version  int64 // of the channel
 	deleted  bool  // the channel is
-	held     bool  // tenant suspended, channel inactive or on hold: the dispatcher keeps the lane until that ends
+	held     bool  // tenant suspended, channel inactive, paused or on hold: the dispatcher keeps the lane until that ends
 	open     []open
 	full     bool // there may be more than open
+
+	probe        bool       // the channel's circuit is open and lets this lane through to see
+	circuitSince *time.Time // when the circuit changed last, nil: never
+}
+
+func (l *lane) since() time.Time {
+	if l.circuitSince == nil {
+		return time.Time{}
+	}
+	return *l.circuitSince
 }
 
 func (l *lane) ordered() bool { return !isSlot(l.key) }
@@ -155,13 +168,13 @@ func (s *Service) readLanes(ctx context.Context, group []*reading) error {
 			a             activity.Activity
 		)
 		if err := rows.Scan(&ord, &l.tenant, &l.channel, &l.key, &l.wakes, &left,
-			&l.typ, &l.mode, &l.version, &l.deleted, &l.held, &id, &attempts, &wait, &aid, &conv, &seq, &typ, &sender,
+			&l.typ, &l.mode, &l.version, &l.deleted, &l.probe, &l.circuitSince, &l.held, &id, &attempts, &wait, &aid, &conv, &seq, &typ, &sender,
 			&a.Text, &a.Attachments, &a.Metadata, &a.IdempotencyKey, &a.ReplyToID, &a.EditedAt, &a.DeletedAt, &inserted); err != nil {
 			return err
 		}
 		r := group[ord-1]
 		if r.lane == nil {
-			l.job, l.deadline = r.job, r.asked.Add(seconds(left))
+			l.job, l.read, l.deadline = r.job, r.asked, r.asked.Add(seconds(left))
 			r.lane = &l
 		}
 		if id == nil {
@@ -369,7 +382,8 @@ func (s *Service) failLane(ctx context.Context, job LaneJob, reason, detail stri
 	}
 }
 
-// ready lists, for each channel that has lanes waiting, the first of them: one index probe for each channel.
+// ready lists, for each channel that has lanes waiting, the first of them: one index probe for each channel. Of a channel whose
+// circuit is open one lane at a time is let through once its cooldown is over.
 const withReady = `
 WITH RECURSIVE ready AS (
     (SELECT tenant_id, channel_id, next_at FROM lanes
@@ -380,12 +394,13 @@ WITH RECURSIVE ready AS (
         WHERE lease_token IS NULL AND next_at IS NOT NULL AND (tenant_id, channel_id) > (r.tenant_id, r.channel_id)
         ORDER BY tenant_id, channel_id, next_at LIMIT 1) n
 ), candidate AS (
-    SELECT r.tenant_id, r.channel_id, c.max_in_flight, t.max_in_flight AS tenant_max,
+    SELECT r.tenant_id, r.channel_id, t.max_in_flight AS tenant_max,
+        CASE WHEN c.circuit_state = 'closed' OR c.deleted_at IS NOT NULL THEN c.max_in_flight ELSE 1 END AS max_in_flight,
         greatest(r.next_at, CASE WHEN c.deleted_at IS NULL THEN c.hold_until END) AS at
     FROM ready r
     JOIN channels c ON c.tenant_id = r.tenant_id AND c.id = r.channel_id
     JOIN tenants t ON t.id = r.tenant_id
-    WHERE t.status = 'active' AND (c.status = 'active' OR c.deleted_at IS NOT NULL)
+    WHERE t.status = 'active' AND (c.status = 'active' AND c.circuit_state <> 'paused' OR c.deleted_at IS NOT NULL)
 )`
 
 const queryFirstReadyAllTenants = withReady + `
@@ -488,8 +503,14 @@ func (s *Service) GiveUpUncertainAllTenants(ctx context.Context) (int, error) {
 	return int(tag.RowsAffected()), nil
 }
 
+// statedStatus is the status that is shown: whether a channel's circuit is closed is no matter of each of its deliveries, so
+// that it can change without touching them.
+const statedStatus = `
+    CASE WHEN d.status = 'pending' AND d.channel_id = ANY (ARRAY(
+        SELECT id FROM channels WHERE tenant_id = $1 AND circuit_state <> 'closed' AND deleted_at IS NULL)) THEN 'paused' ELSE d.status END`
+
 const deliveryColumns = `
-    d.id, d.activity_id, d.channel_id, d.status, d.attempts, d.next_at, coalesce(d.reason, ''), coalesce(d.last_error, ''),
+    d.id, d.activity_id, d.channel_id, ` + statedStatus + `, d.attempts, d.next_at, coalesce(d.reason, ''), coalesce(d.last_error, ''),
     coalesce(d.provider_message_id, ''), d.sent_at, d.delivered_at, d.read_at, d.retry_count, d.retried_by, d.retried_at,
     d.inserted_at, d.updated_at,
     a.conversation_id, a.seq, a.type, a.sender, a.text, a.attachments, a.metadata, a.idempotency_key, a.reply_to_id,
@@ -504,8 +525,8 @@ FROM (
     FROM (
         SELECT page.*, coalesce(octet_length(b.text), 0) + octet_length(b.attachments::text) + octet_length(b.metadata::text) AS bytes
         FROM (
-            SELECT * FROM deliveries
-            WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id < $2) AND ($3::text IS NULL OR status = $3)
+            SELECT * FROM deliveries d
+            WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id < $2) AND ($3::text IS NULL OR ` + statedStatus + ` = $3)
                 AND ($4::uuid IS NULL OR channel_id = $4) AND ($5::uuid IS NULL OR activity_id = $5)
                 AND ($6::timestamptz IS NULL OR updated_at >= $6) AND ($7::timestamptz IS NULL OR updated_at <= $7)
             ORDER BY id DESC LIMIT $8

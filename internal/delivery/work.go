@@ -21,6 +21,8 @@ const (
 	wakePause = 2 * time.Millisecond
 	// channelRetry is when to look again at a lane whose channel cannot be read, such as one sealed with an unknown key.
 	channelRetry = 30 * time.Second
+	// freshFor is how long a worker goes by what it has read of a lane: a pause, say, is in force by then.
+	freshFor = 250 * time.Millisecond
 )
 
 // Work works a lane: its due deliveries in order, for about WorkFor. It does nothing when the job came too late, and so may
@@ -87,6 +89,10 @@ func (s *Service) work(ctx context.Context, job LaneJob) (again bool, err error)
 	}
 }
 
+// waiting ends the turn of an ordered lane whose first open delivery must wait, unless the lane was woken meanwhile: by a
+// message that goes behind, or by one that is retried and may go ahead.
+func (l *lane) waiting(in time.Duration) *end { return &end{wakes: l.wakes, again: true, delay: in} }
+
 // giveBack ends a turn with work left.
 func giveBack(in time.Duration) *end { return &end{wakes: anyWakes, again: true, delay: in} }
 
@@ -132,8 +138,16 @@ func (s *Service) deliver(ctx context.Context, l *lane, sender channel.Sender, u
 		return true, in <= 0, err
 	}
 	for i, d := range l.open {
+		if i > 0 && time.Since(l.read) > freshFor {
+			return false, false, nil
+		}
 		if d.wait > 0 {
-			return stop(d.wait)
+			o, err := s.record(ctx, l, nil, l.waiting(d.wait))
+			if err != nil || o.ended {
+				return true, false, err
+			}
+			sleep(ctx, wakePause)
+			return false, false, nil
 		}
 		// The last moment to start an attempt of this turn and of this lease.
 		latest := l.deadline.Add(-limit - s.o.LeaseMargin)
@@ -156,10 +170,11 @@ func (s *Service) deliver(ctx context.Context, l *lane, sender channel.Sender, u
 		if a == nil {
 			return stop(0)
 		}
+		turned := s.judge(ctx, l, a.outcome)
 		var e *end
 		if l.ordered() {
 			if a.status == StatusPending {
-				e = giveBack(a.delay)
+				e = l.waiting(a.delay)
 			} else if i == len(l.open)-1 && !l.full {
 				e = &end{wakes: l.wakes}
 			}
@@ -172,7 +187,7 @@ func (s *Service) deliver(ctx context.Context, l *lane, sender channel.Sender, u
 		if o.ended {
 			return true, false, nil
 		}
-		if e != nil || !o.counted {
+		if e != nil || !o.counted || turned {
 			return false, false, nil
 		}
 	}

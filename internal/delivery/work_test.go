@@ -224,6 +224,8 @@ func TestHeldLanesCostNothingAndGoOn(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string][2]string{
 		"hold_until": {`UPDATE channels SET hold_until = now() + interval '1 hour' WHERE id = $1`, `UPDATE channels SET hold_until = now() WHERE id = $1`},
+		"paused":     {`UPDATE channels SET circuit_state = 'paused' WHERE id = $1`, `UPDATE channels SET circuit_state = 'closed' WHERE id = $1`},
+		"open":       {`UPDATE channels SET circuit_state = 'open', hold_until = now() + interval '1 hour' WHERE id = $1`, `UPDATE channels SET hold_until = now() WHERE id = $1`},
 		"inactive":   {`UPDATE channels SET status = 'inactive' WHERE id = $1`, `UPDATE channels SET status = 'active' WHERE id = $1`},
 		"suspended":  {`UPDATE tenants SET status = 'suspended' WHERE id = (SELECT tenant_id FROM channels WHERE id = $1)`, `UPDATE tenants SET status = 'active' WHERE id = (SELECT tenant_id FROM channels WHERE id = $1)`},
 	} {

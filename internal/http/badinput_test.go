@@ -71,7 +71,7 @@ func TestBadInput(t *testing.T) {
 				options = append(options, bearer(f.operatorOf(t)))
 			}
 			switch rt.auth {
-			case credentialKey:
+			case credentialKey, credentialKeyOrSecret:
 				options = append(options, f.apiKey())
 			case credentialToken:
 				options = append(options, token)

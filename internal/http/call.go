@@ -9,6 +9,8 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/google/uuid"
+
 	"converger/internal/auth"
 	"converger/internal/ratelimit"
 	"converger/internal/tenants"
@@ -30,6 +32,8 @@ type call struct {
 	memory   *memory            // that the body was taken from
 	held     int64              // bytes of it
 	decision ratelimit.Decision // of the route's limit; zero when there is none
+
+	deprecated bool // the caller uses what has a successor, see showDeprecations
 
 	status  int // 0 until the header is written
 	written int64
@@ -61,12 +65,23 @@ func (c *call) ctx() context.Context { return c.r.Context() }
 // param is a parameter of the route's pattern.
 func (c *call) param(name string) string { return c.r.PathValue(name) }
 
-// actor is who changes something: an operator, or a tenant by its API key.
+// actor is who changes something: an operator, or a tenant by its API key or by the secret of one of its channels.
 func (c *call) actor() tenants.Actor {
-	if c.Key != nil {
+	switch {
+	case c.Key != nil:
 		return tenants.Actor{Type: tenants.ActorTenantAPI, ID: c.Key.ID.String(), RequestID: c.id}
+	case c.Operator != nil:
+		return tenants.Actor{Type: tenants.ActorOperator, ID: c.Operator.ID.String(), RequestID: c.id}
 	}
-	return tenants.Actor{Type: tenants.ActorOperator, ID: c.Operator.ID.String(), RequestID: c.id}
+	return tenants.Actor{Type: tenants.ActorChannel, ID: c.Channel.ID.String(), RequestID: c.id}
+}
+
+// ownChannel is the one channel for which the caller speaks, nil for the tenant's API keys.
+func (c *call) ownChannel() *uuid.UUID {
+	if c.Channel == nil {
+		return nil
+	}
+	return &c.Channel.ID
 }
 
 // ServeHTTP is the outermost stage: request id, panic guard, access log, metrics, client address, CORS. Then the router

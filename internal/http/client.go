@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -78,9 +77,6 @@ func (s *server) generateToken(c *call) (*reply, error) {
 // state that they could fight over.
 func (s *server) refreshToken(c *call) (*reply, error) { return s.issue(*c.Token) }
 
-// legacySince is the day from which tokens/generate is the way to get a token.
-var legacySince = time.Date(2026, time.November, 30, 0, 0, 0, 0, time.UTC)
-
 // legacyToken is the older way to a token, for one conversation and one user. The tokens that older servers sent in
 // X-Channel-Token are not issued here: the header takes the channel's secret.
 func (s *server) legacyToken(c *call) (*reply, error) {
@@ -111,10 +107,7 @@ func (s *server) legacyToken(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.header = append(p.header,
-		[2]string{"Deprecation", "@" + strconv.FormatInt(legacySince.Unix(), 10)}, // RFC 9745
-		[2]string{"Link", `</api/v1/converger/tokens/generate>; rel="successor-version"`})
-	return p, nil
+	return p.with("Link", `</api/v1/converger/tokens/generate>; rel="successor-version"`), nil
 }
 
 // checkUser notes what is wrong with the id of a user for whom a token is asked.
@@ -339,7 +332,7 @@ func (s *server) clientListActivities(c *call) (*reply, error) {
 		return nil, err
 	}
 	given := q.Get("watermark")
-	after, err := clientWatermark(given)
+	after, err := s.Activities.ReadWatermark(c.ctx(), c.Tenant.ID, id, &c.Channel.ID, given)
 	if err != nil {
 		return nil, err
 	}
@@ -365,15 +358,4 @@ func (s *server) clientListActivities(c *call) (*reply, error) {
 		p.with("Link", nextLink(c.r.URL, "watermark", *mark))
 	}
 	return p, err
-}
-
-// clientWatermark reads a watermark, or the plain number that older clients keep.
-func clientWatermark(text string) (int64, error) {
-	if text == "" {
-		return 0, nil
-	}
-	if n, err := strconv.ParseInt(text, 10, 64); err == nil && n >= 0 {
-		return n, nil
-	}
-	return activity.ParseWatermark(text)
 }

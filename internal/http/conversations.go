@@ -14,13 +14,14 @@ import (
 	"converger/internal/tenants"
 )
 
-// registerConversationRoutes: the tenant API, for servers with an API key.
+// registerConversationRoutes: the tenant API, for servers with an API key; on most routes also for older clients with the
+// secret of a channel, for whom the other channels of the tenant do not exist.
 func (s *server) registerConversationRoutes() {
-	read := route{method: http.MethodGet, auth: credentialKey, scope: tenants.ScopeRead, bucket: ratelimit.APIRead}
-	write := route{method: http.MethodPost, auth: credentialKey, scope: tenants.ScopeWrite, bucket: ratelimit.APIRead}
+	read := route{method: http.MethodGet, auth: credentialKeyOrSecret, scope: tenants.ScopeRead, bucket: ratelimit.APIRead}
+	write := route{method: http.MethodPost, auth: credentialKeyOrSecret, scope: tenants.ScopeWrite, bucket: ratelimit.APIRead}
 
-	s.register(write.at("/api/v1/conversations", s.createConversation).takes(bodyJSON))
-	s.register(read.at("/api/v1/conversations", s.listConversations))
+	s.register(write.at("/api/v1/conversations", s.createConversation).takes(bodyOptional))
+	s.register(read.of(credentialKey).at("/api/v1/conversations", s.listConversations))
 	s.register(read.at("/api/v1/conversations/{conversation_id}", s.getConversation))
 	s.register(write.at("/api/v1/conversations/{conversation_id}/close", s.closeConversation))
 	s.register(write.at("/api/v1/conversations/{conversation_id}/reopen", s.reopenConversation))
@@ -65,21 +66,31 @@ func orObject(raw json.RawMessage) json.RawMessage {
 	return raw
 }
 
-// createConversation opens a conversation: channel_id, and optionally whom it is with.
+// createConversation opens a conversation: on channel_id, and optionally with somebody. Older clients leave channel_id out:
+// their secret says it.
 func (s *server) createConversation(c *call) (*reply, error) {
 	f, err := c.object()
 	if err != nil {
 		return nil, err
 	}
-	f.require("channel_id")
+	own := c.ownChannel()
+	if own == nil {
+		f.require("channel_id")
+	}
 	ch := f.id("channel_id")
 	external, name := f.str("external_id"), f.str("display_name")
-	n := activity.NewConversation{Metadata: f.object("metadata")}
+	n := activity.NewConversation{Status: f.str("status"), Metadata: f.object("metadata")}
 	if name != "" && external == "" {
 		f.fault("external_id", fault.Required, "is required with display_name")
 	}
 	if err := f.err(); err != nil {
 		return nil, err
+	}
+	switch {
+	case ch == nil:
+		ch = own
+	case own != nil && *own != *ch:
+		return nil, channel.ErrNotFound
 	}
 	n.ChannelID = *ch
 	if external != "" {
@@ -139,7 +150,7 @@ func (s *server) getConversation(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, err := s.Activities.GetConversation(c.ctx(), c.Tenant.ID, id, nil)
+	v, err := s.Activities.GetConversation(c.ctx(), c.Tenant.ID, id, c.ownChannel())
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +162,7 @@ func (s *server) closeConversation(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, _, err := s.Activities.Close(c.ctx(), c.Tenant.ID, id, nil, reasonManual)
+	v, _, err := s.Activities.Close(c.ctx(), c.Tenant.ID, id, c.ownChannel(), reasonManual)
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +174,7 @@ func (s *server) reopenConversation(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, _, err := s.Activities.Reopen(c.ctx(), c.Tenant.ID, id, nil, reasonManual)
+	v, _, err := s.Activities.Reopen(c.ctx(), c.Tenant.ID, id, c.ownChannel(), reasonManual)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +184,7 @@ func (s *server) reopenConversation(c *call) (*reply, error) {
 // reasonManual is the reason noted when somebody closes or reopens by a call.
 const reasonManual = "manual"
 
-// createActivity posts one activity. The sender is trusted: a server with the tenant's key speaks for everybody.
+// createActivity posts one activity. The sender is trusted: a server of the tenant speaks for everybody.
 func (s *server) createActivity(c *call) (*reply, error) {
 	id, err := c.pathID("conversation_id")
 	if err != nil {
@@ -188,9 +199,14 @@ func (s *server) createActivity(c *call) (*reply, error) {
 		return nil, err
 	}
 	n := activity.New{
-		TenantID: c.Tenant.ID, ConversationID: id, Caller: "key:" + c.Key.ID.String(), IdempotencyKey: key,
+		TenantID: c.Tenant.ID, ConversationID: id, ChannelID: c.ownChannel(), IdempotencyKey: key,
 		Type: f.str("type"), Sender: "user", Author: activity.AuthorTenant, Text: f.optStr("text"), Attachments: f.list("attachments"),
 		Metadata: f.object("metadata"), ReplyToID: f.id("reply_to_id"),
+	}
+	if c.Key != nil {
+		n.Caller = "key:" + c.Key.ID.String()
+	} else {
+		n.Caller = "channel:" + c.Channel.ID.String()
 	}
 	if sender := f.optStr("sender"); sender != nil {
 		n.Sender = *sender
@@ -245,15 +261,13 @@ func (s *server) listActivities(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	var after int64
 	given := q.Get("watermark")
-	if given != "" {
-		if after, err = activity.ParseWatermark(given); err != nil {
-			return nil, err
-		}
+	after, err := s.Activities.ReadWatermark(c.ctx(), c.Tenant.ID, id, c.ownChannel(), given)
+	if err != nil {
+		return nil, err
 	}
 	limit := pageLimit(q, defaultActivities, maxActivities)
-	found, more, err := s.Activities.List(c.ctx(), c.Tenant.ID, id, nil, after, limit)
+	found, more, err := s.Activities.List(c.ctx(), c.Tenant.ID, id, c.ownChannel(), after, limit)
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,7 @@ import (
 const (
 	corsAllowHeaders = "Authorization, Content-Type, Idempotency-Key, X-Api-Key, X-Channel-Token, X-Idempotency-Key, X-Request-Id"
 	corsAllowMethods = "GET, POST, PUT, PATCH, DELETE, OPTIONS"
-	corsExpose       = "Content-Disposition, ETag, RateLimit, RateLimit-Policy, Retry-After, Idempotent-Replayed, Link, X-Request-Id"
+	corsExpose       = "Content-Disposition, Deprecation, ETag, RateLimit, RateLimit-Policy, Retry-After, Idempotent-Replayed, Link, X-Request-Id"
 	corsMaxAge       = "7200"
 )
 

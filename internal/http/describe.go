@@ -81,7 +81,7 @@ func matches(h http.Header, etag string) bool {
 
 // credentialSchemes are the names that the description gives to credentials.
 var credentialSchemes = map[credential]string{
-	credentialNone: "", credentialMetrics: "metrics", credentialKey: "api_key", credentialSecret: "channel_secret", credentialToken: "client_token",
+	credentialNone: "", credentialMetrics: "metrics", credentialKey: "api_key", credentialKeyOrSecret: "api_key", credentialSecret: "channel_secret", credentialToken: "client_token",
 	credentialOperator: "operator_token", credentialLegacy: "channel_token", credentialSignature: "signature",
 }
 
@@ -104,6 +104,9 @@ func (rt *route) described() openapi.Route {
 	d := openapi.Route{
 		Method: rt.method, Pattern: rt.pattern, Credential: credential, Body: body.kind, BodyType: body.media,
 		OptionalBody: rt.body == bodyOptional, MaxBody: rt.maxBody,
+	}
+	if rt.auth == credentialKeyOrSecret {
+		d.OlderCredential = credentialSchemes[credentialLegacy]
 	}
 	if strings.Contains(rt.pattern, "{secret}") {
 		d.Credential = "" // the address is one
@@ -146,14 +149,17 @@ func (rt *route) guardProblems() []code {
 		add(codeNotFound, codeTenantSuspended, codeRateLimited, codeUnavailable, codeRequestTimeout)
 	default:
 		add(codeMissingCredential, codeInvalidCredential, codeRateLimited, codeNotAcceptable, codeUnavailable, codeRequestTimeout)
-		if rt.auth == credentialKey || rt.auth == credentialOperator || rt.auth == credentialToken {
+		if rt.auth == credentialKey || rt.auth == credentialKeyOrSecret || rt.auth == credentialOperator || rt.auth == credentialToken {
 			add(codeCredentialExpired, codeCredentialRevoked)
 		}
 		if rt.auth != credentialOperator {
 			add(codeTenantSuspended)
 		}
-		if rt.auth == credentialSecret || rt.auth == credentialToken || rt.auth == credentialLegacy {
-			add(codeChannelInactive)
+		if rt.auth == credentialSecret || rt.auth == credentialToken || rt.auth == credentialLegacy || rt.auth == credentialKey || rt.auth == credentialKeyOrSecret {
+			add(codeChannelInactive) // of API keys too: a channel's secret may come in their place
+		}
+		if rt.auth == credentialKey {
+			add(codeKeyRequired)
 		}
 	}
 	if rt.scope != 0 {

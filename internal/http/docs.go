@@ -40,6 +40,7 @@ type docsOperation struct {
 	Description               template.HTML
 	Deprecated                bool
 	Credential, Scope         string
+	OlderCredential           string
 	Limit                     *openapi.RateLimit
 	Parameters                []docsField
 	Body                      *docsBody
@@ -122,7 +123,7 @@ func newDocsPage(doc *openapi.Document) docsPage {
 func docsOperationOf(doc *openapi.Document, method, path string, op *openapi.Operation) docsOperation {
 	out := docsOperation{
 		ID: op.ID, Method: method, Path: path, Summary: op.Summary, Description: markdown(op.Description), Deprecated: op.Deprecated,
-		Credential: op.Route.Credential, Scope: op.Route.Scope, Limit: op.RateLimit,
+		Credential: op.Route.Credential, OlderCredential: op.Route.OlderCredential, Scope: op.Route.Scope, Limit: op.RateLimit,
 	}
 	for _, p := range op.Parameters {
 		out.Parameters = append(out.Parameters, docsField{p.Name, p.In, !p.Required, typeOf(p.Schema), inline(p.Description)})

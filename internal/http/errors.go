@@ -74,6 +74,9 @@ var mappings = []mapping{
 	{channel.ErrBlockedTarget, codeInternal, 0, ""},
 
 	{delivery.ErrNotFound, codeNotFound, 0, "There is no such delivery."},
+	{delivery.ErrNotFailed, codeNotFailed, 0, "Only failed deliveries can be retried: this one is under way or has arrived."},
+	// 400 as in the documented API.
+	{delivery.ErrInactive, codeChannelInactive, http.StatusBadRequest, "The channel is inactive or was deleted: what failed there can't be retried."},
 	{delivery.ErrUnknownStatus, codeInvalidParameter, 0, "Invalid status."},
 	{delivery.ErrRuleNotFound, codeNotFound, 0, "There is no such routing rule."},
 	{delivery.ErrTooManyRules, codeConflict, 0, fmt.Sprintf("The tenant has %d routing rules, and no more are allowed. Delete one, or add targets to one.", delivery.MaxRules)},

@@ -69,8 +69,16 @@ func TestForeignIDs(t *testing.T) {
 		"/channels": `{"name":"c","type":"echo"}`, "/channels/{channel_id}": `{"name":"mine now"}`,
 		"/routing_rules/{rule_id}": `{"routing_rule":{"name":"mine now"}}`, "/upload_types": `{"types":["image/png"]}`,
 	}
+	// Of the tenant itself, and of a channel that the secret below is not of.
+	neighbour := f.newConversation(t)
+	f.Activities.Append(ctx, []activity.New{{TenantID: f.tenant.ID, ConversationID: neighbour.ID, Sender: "user", Text: &text}})
+	ourSink := f.newChannel(t, f.tenant.ID, channel.NewChannel{Name: "sink", Type: channel.TypeEcho})
+	neighbourRule := must(f.Rules.Create(ctx, testActor, f.tenant.ID, delivery.NewRoutingRule{Name: "ours", SourceChannelID: f.webhook.ID, TargetChannelIDs: []uuid.UUID{ourSink.ID}}))
+	neighbours := map[string]string{"conversation_id": neighbour.ID.String(), "channel_id": f.webhook.ID.String(), "rule_id": neighbourRule.ID.String()}
+	secret := header("X-Channel-Token", f.whatsapp.Secret.Reveal())
+
 	credentials := map[credential]option{
-		credentialKey: f.apiKey(), credentialOperator: f.ops(), credentialToken: bearer(f.newToken(t, auth.Claims{UserID: "u"})),
+		credentialKey: f.apiKey(), credentialKeyOrSecret: f.apiKey(), credentialOperator: f.ops(), credentialToken: bearer(f.newToken(t, auth.Claims{UserID: "u"})),
 		credentialSignature: func(*http.Request) {},
 	}
 
@@ -80,7 +88,10 @@ func TestForeignIDs(t *testing.T) {
 		if !strings.Contains(rt.pattern, "_id}") {
 			continue
 		}
-		for kind, ids := range map[string]map[string]string{"another tenant's": foreign, "random": random} {
+		for kind, ids := range map[string]map[string]string{"another tenant's": foreign, "random": random, "another channel's": neighbours} {
+			if kind == "another channel's" && rt.auth != credentialKeyOrSecret {
+				continue
+			}
 			// The management API and providers may name any tenant's things; what they may not is mix two tenants'.
 			mixes := strings.Contains(rt.pattern, "{tenant_id}") && strings.Count(rt.pattern, "_id}") > 1
 			if kind == "another tenant's" && (rt.auth == credentialOperator || rt.auth == credentialSignature) && !mixes {
@@ -102,13 +113,22 @@ func TestForeignIDs(t *testing.T) {
 					}
 				}
 			}
-			tried++
-			a := f.call(t, rt.method, path, body, credentials[rt.auth])
-			if a.StatusCode != http.StatusNotFound || a.get(t, "code") != string(codeNotFound) {
-				t.Errorf("%s %s with %s ids: %s", rt.method, rt.pattern, kind, a)
+			as := []option{credentials[rt.auth]}
+			switch {
+			case kind == "another channel's":
+				as = []option{secret}
+			case rt.auth == credentialKeyOrSecret:
+				as = append(as, secret)
 			}
-			if strings.Contains(string(a.body), other.ID.String()) {
-				t.Errorf("%s %s names the other tenant", rt.method, rt.pattern)
+			for _, credential := range as {
+				tried++
+				a := f.call(t, rt.method, path, body, credential)
+				if a.StatusCode != http.StatusNotFound || a.get(t, "code") != string(codeNotFound) {
+					t.Errorf("%s %s with %s ids: %s", rt.method, rt.pattern, kind, a)
+				}
+				if strings.Contains(string(a.body), other.ID.String()) {
+					t.Errorf("%s %s names the other tenant", rt.method, rt.pattern)
+				}
 			}
 		}
 	}
@@ -123,6 +143,17 @@ func TestForeignIDs(t *testing.T) {
 	}
 	if r := must(f.Rules.Get(ctx, other.ID, rule.ID)); !cmp.Equal(r, rule) {
 		t.Errorf("the other tenant's rule became %+v", r)
+	}
+	if v := must(f.Activities.GetConversation(ctx, f.tenant.ID, neighbour.ID, nil)); v.Status != activity.StatusActive {
+		t.Error("the conversation of another channel was closed")
+	}
+	if r := must(f.Rules.Get(ctx, f.tenant.ID, neighbourRule.ID)); !cmp.Equal(r, neighbourRule) {
+		t.Errorf("another channel's rule became %+v", r)
+	}
+	for tenant, ch := range map[uuid.UUID]uuid.UUID{other.ID: theirs.ID, f.tenant.ID: f.webhook.ID} {
+		if st := must(f.Deliveries.State(ctx, tenant, ch)); st.Circuit != delivery.CircuitClosed {
+			t.Errorf("a channel's deliveries are %s", st.Circuit)
+		}
 	}
 	if ch := must(f.Channels.Get(ctx, other.ID, theirs.ID)); ch.Name != "theirs" {
 		t.Error("the other tenant's channel was renamed")

@@ -233,6 +233,9 @@ func (f *front) newSample(t *testing.T) *sample {
 	if err != nil || len(deliveries) != 1 {
 		t.Fatalf("%d deliveries (%v), want 1", len(deliveries), err)
 	}
+	if _, err := f.pool.Exec(ctx, `UPDATE deliveries SET status = 'failed' WHERE id = $1`, deliveries[0].ID); err != nil { // so that it can be retried
+		t.Fatal(err)
+	}
 	// An event of the sample's own tenant that was rejected, so that it can be worked again.
 	other := f.newChannel(t, tenant.ID, channel.NewChannel{Name: "c", Type: channel.TypeWebhook, Config: raw(`{"url":"http://127.0.0.1:9/"}`)})
 	f.refresh(t)

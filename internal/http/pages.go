@@ -15,6 +15,7 @@ func (s *server) registerPageRoutes() {
 	s.register(page.at("/", s.showIndex))
 	s.register(page.at("/problems", s.showProblems))
 	s.register(page.at("/problems/{code}", s.showProblem))
+	s.register(page.at("/deprecations", s.showDeprecations))
 	s.register(page.at("/static/{file}", s.showStatic))
 }
 

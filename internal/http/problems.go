@@ -29,6 +29,7 @@ const (
 	codeInvalidIdempotency code = "invalid_idempotency_key"
 	codeSecretRequired     code = "channel_secret_required"
 	codeInboundRefused     code = "inbound_not_accepted"
+	codeKeyRequired        code = "api_key_required"
 	codeMissingCredential  code = "missing_credential"
 	codeInvalidCredential  code = "invalid_credential"
 	codeCredentialExpired  code = "credential_expired"
@@ -45,6 +46,7 @@ const (
 	codeNotAcceptable      code = "not_acceptable"
 	codeRequestTimeout     code = "request_timeout"
 	codeConversationClosed code = "conversation_closed"
+	codeNotFailed          code = "not_failed"
 	codeConflict           code = "conflict"
 	codeInProgress         code = "request_in_progress"
 	codeBodyTooLarge       code = "body_too_large"
@@ -108,6 +110,9 @@ var catalogue = []problemKind{
 	{codeInsufficientScope, http.StatusForbidden, "Scope missing",
 		"The credential is good but was not given the scope that this request needs.",
 		"Use a credential with the scope that the detail names."},
+	{codeKeyRequired, http.StatusForbidden, "API key required",
+		"A channel's secret came in X-Channel-Token, where only the tenant's API key may ask.",
+		"Send X-Api-Key. X-Channel-Token is for older clients, and deprecated everywhere."},
 	{codeTenantSuspended, http.StatusForbidden, "Tenant suspended",
 		"The operator has suspended the tenant. Nothing is accepted for it.",
 		"Talk to the operator. Requests succeed again once the tenant is active."},
@@ -138,6 +143,9 @@ var catalogue = []problemKind{
 	{codeConversationClosed, http.StatusConflict, "Conversation closed",
 		"The conversation is closed and takes no more activities.",
 		"Reopen it, or open a new one."},
+	{codeNotFailed, http.StatusConflict, "Delivery has not failed",
+		"Only failed deliveries can be retried. This one waits for an attempt, for a receipt or for its channel, or has arrived.",
+		"Read the delivery; a pending one is tried again by itself. Of two retries at once one gets this answer."},
 	{codeConflict, http.StatusConflict, "Conflict",
 		"The request does not fit the state of what it addresses, such as a name that is taken.",
 		"Read the current state, then decide; the detail names the conflict."},

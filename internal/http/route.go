@@ -17,17 +17,18 @@ import (
 type credential uint8
 
 const (
-	credentialNone      credential = iota
-	credentialMetrics              // the metrics token or address, checked by the handler
-	credentialKey                  // X-Api-Key: a tenant's API key
-	credentialSecret               // Authorization: Bearer, a channel's secret
-	credentialToken                // Authorization: Bearer, a client token
-	credentialOperator             // Authorization: Bearer, an operator token
-	credentialLegacy               // X-Channel-Token: a channel's secret, as older clients send it
-	credentialSignature            // the channel in the path, and a signature over the body that the handler checks
+	credentialNone        credential = iota
+	credentialMetrics                // the metrics token or address, checked by the handler
+	credentialKey                    // X-Api-Key: a tenant's API key
+	credentialKeyOrSecret            // the same; or, as older clients send it, X-Channel-Token: a channel's secret
+	credentialSecret                 // Authorization: Bearer, a channel's secret
+	credentialToken                  // Authorization: Bearer, a client token
+	credentialOperator               // Authorization: Bearer, an operator token
+	credentialLegacy                 // X-Channel-Token: a channel's secret, as older clients send it
+	credentialSignature              // the channel in the path, and a signature over the body that the handler checks
 )
 
-var credentialNames = [...]string{"none", "metrics", "api_key", "channel_secret", "client_token", "operator_token", "channel_secret (legacy)", "signature"}
+var credentialNames = [...]string{"none", "metrics", "api_key", "api_key or legacy", "channel_secret", "client_token", "operator_token", "channel_secret (legacy)", "signature"}
 
 func (c credential) String() string { return credentialNames[c] }
 
@@ -135,12 +136,14 @@ func (s *server) serve(c *call, r *http.Request, rt *route) {
 }
 
 func (s *server) answer(c *call, rt *route) (*reply, error) {
+	kind := rt.credentialOf(c.r.Header)
+	c.deprecated = kind == credentialLegacy
 	if rt.countsAddress() {
 		if err := s.spend(c, rt.bucket); err != nil {
 			return nil, err
 		}
 	}
-	if err := s.authenticate(c, rt); err != nil {
+	if err := s.authenticate(c, kind); err != nil {
 		return nil, err
 	}
 	if rt.bucket != 0 && !rt.countsAddress() {
@@ -149,6 +152,9 @@ func (s *server) answer(c *call, rt *route) (*reply, error) {
 		}
 	}
 	s.noteUse(c)
+	if rt.auth == credentialKey && c.Key == nil {
+		return nil, newProblem(codeKeyRequired, "This address needs a tenant's API key in the header X-Api-Key; a channel's secret is good, but not for this.")
+	}
 	if rt.scope != 0 && !c.Scopes().Has(rt.scope) {
 		return nil, newProblem(codeInsufficientScope, "This request needs a credential with the scope %q.", scopeName(rt.scope))
 	}
@@ -186,20 +192,32 @@ func scopeName(s tenants.Scopes) string {
 	return "read"
 }
 
+// credentialOf is the credential by which a request asks, out of those that the route takes. A channel's secret in place of an
+// API key is looked at also where it will not do: that is for its holder to hear, and not for strangers.
+func (rt *route) credentialOf(h http.Header) credential {
+	if rt.auth != credentialKey && rt.auth != credentialKeyOrSecret {
+		return rt.auth
+	}
+	if h.Get("X-Api-Key") == "" && h.Get("X-Channel-Token") != "" {
+		return credentialLegacy
+	}
+	return credentialKey
+}
+
 // authenticate finds out who is calling, from memory.
-func (s *server) authenticate(c *call, rt *route) error {
-	switch rt.auth {
+func (s *server) authenticate(c *call, kind credential) error {
+	switch kind {
 	case credentialNone, credentialMetrics:
 		return nil
 	case credentialSignature:
 		return s.findChannel(c)
 	}
-	text, err := credentialText(c.r.Header, rt.auth)
+	text, err := credentialText(c.r.Header, kind)
 	if err != nil {
 		return err
 	}
 	return s.identify(c, func() (auth.Caller, error) {
-		switch rt.auth {
+		switch kind {
 		case credentialKey:
 			return s.auth.APIKey(c.started, text)
 		case credentialOperator:
@@ -210,12 +228,12 @@ func (s *server) authenticate(c *call, rt *route) error {
 			return s.auth.ChannelSecret(text)
 		}
 	}, func(err error) error {
-		if rt.auth == credentialSecret && auth.LooksLikeToken(text) && errors.Is(err, auth.ErrUnknown) {
+		if kind == credentialSecret && auth.LooksLikeToken(text) && errors.Is(err, auth.ErrUnknown) {
 			return newProblem(codeSecretRequired, "Token generation requires the channel's secret, not a token.")
 		}
 		p, _ := problemOf(err)
 		if kinds[p.code].Status == http.StatusUnauthorized {
-			p = p.with("Www-Authenticate", challenge(rt.auth))
+			p = p.with("Www-Authenticate", challenge(kind))
 		}
 		return p
 	})
@@ -345,6 +363,11 @@ func (rt route) limitedBy(b ratelimit.Bucket) route {
 
 func (rt route) by(method string) route {
 	rt.method = method
+	return rt
+}
+
+func (rt route) of(kind credential) route {
+	rt.auth = kind
 	return rt
 }
 

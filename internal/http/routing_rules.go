@@ -13,11 +13,12 @@ import (
 	"converger/internal/tenants"
 )
 
-// registerRoutingRoutes: where a tenant's channels copy their activities to.
+// registerRoutingRoutes: where a tenant's channels copy their activities to. A channel's secret knows and makes the rules of
+// its channel only.
 func (s *server) registerRoutingRoutes() {
 	const list, one = "/api/v1/routing_rules", "/api/v1/routing_rules/{rule_id}"
-	read := route{method: http.MethodGet, auth: credentialKey, scope: tenants.ScopeRead, bucket: ratelimit.APIRead}
-	write := route{method: http.MethodPost, auth: credentialKey, scope: tenants.ScopeWrite, bucket: ratelimit.APIRead}
+	read := route{method: http.MethodGet, auth: credentialKeyOrSecret, scope: tenants.ScopeRead, bucket: ratelimit.APIRead}
+	write := route{method: http.MethodPost, auth: credentialKeyOrSecret, scope: tenants.ScopeWrite, bucket: ratelimit.APIRead}
 
 	s.register(write.at(list, s.createRoutingRule).takes(bodyJSON))
 	s.register(read.at(list, s.listRoutingRules))
@@ -84,6 +85,7 @@ func (s *server) createRoutingRule(c *call) (*reply, error) {
 	in := delivery.NewRoutingRule{Name: f.str("name"), TargetChannelIDs: f.ids("target_channel_ids"), Enabled: f.optBool("enabled")}
 	if source := f.id("source_channel_id"); source != nil {
 		in.SourceChannelID = *source
+		f.ownSource(c, source)
 	}
 	if err := f.err(); err != nil {
 		return nil, err
@@ -106,19 +108,43 @@ func (s *server) listRoutingRules(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	bodies := make([]routingRuleBody, len(found))
-	for i, r := range found {
-		bodies[i] = routingRuleJSON(r)
+	bodies := make([]routingRuleBody, 0, len(found))
+	for _, r := range found {
+		if c.mayRoute(r.SourceChannelID) {
+			bodies = append(bodies, routingRuleJSON(r))
+		}
 	}
 	return dataReply(http.StatusOK, bodies)
 }
 
-func (s *server) getRoutingRule(c *call) (*reply, error) {
+// mayRoute tells whether the caller may know and change rules of a source channel.
+func (c *call) mayRoute(source uuid.UUID) bool {
+	own := c.ownChannel()
+	return own == nil || *own == source
+}
+
+// ownSource notes a fault when the caller may not make rules for the source channel that it names.
+func (f *fields) ownSource(c *call, source *uuid.UUID) {
+	if source != nil && !c.mayRoute(*source) {
+		f.fault("source_channel_id", fault.NotFound, "must be the channel whose secret was sent")
+	}
+}
+
+// ownRule reads the rule in the path, if the caller may know of it.
+func (s *server) ownRule(c *call) (delivery.RoutingRule, error) {
 	id, err := c.pathID("rule_id")
 	if err != nil {
-		return nil, err
+		return delivery.RoutingRule{}, err
 	}
 	r, err := s.Rules.Get(c.ctx(), c.Tenant.ID, id)
+	if err == nil && !c.mayRoute(r.SourceChannelID) {
+		err = delivery.ErrRuleNotFound
+	}
+	return r, err
+}
+
+func (s *server) getRoutingRule(c *call) (*reply, error) {
+	r, err := s.ownRule(c)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +153,7 @@ func (s *server) getRoutingRule(c *call) (*reply, error) {
 
 // updateRoutingRule changes the members that are given.
 func (s *server) updateRoutingRule(c *call) (*reply, error) {
-	id, err := c.pathID("rule_id")
+	before, err := s.ownRule(c)
 	if err != nil {
 		return nil, err
 	}
@@ -137,11 +163,12 @@ func (s *server) updateRoutingRule(c *call) (*reply, error) {
 	}
 	patch := delivery.RoutingRulePatch{Name: f.optStr("name"), SourceChannelID: f.id("source_channel_id"),
 		TargetChannelIDs: f.ids("target_channel_ids"), Enabled: f.optBool("enabled")}
+	f.ownSource(c, patch.SourceChannelID)
 	f.refuseNull()
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	r, err := s.Rules.Update(c.ctx(), c.actor(), c.Tenant.ID, id, patch)
+	r, err := s.Rules.Update(c.ctx(), c.actor(), c.Tenant.ID, before.ID, patch)
 	if err != nil {
 		return nil, inRule(err)
 	}
@@ -150,11 +177,11 @@ func (s *server) updateRoutingRule(c *call) (*reply, error) {
 }
 
 func (s *server) deleteRoutingRule(c *call) (*reply, error) {
-	id, err := c.pathID("rule_id")
+	r, err := s.ownRule(c)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Rules.Delete(c.ctx(), c.actor(), c.Tenant.ID, id); err != nil {
+	if err := s.Rules.Delete(c.ctx(), c.actor(), c.Tenant.ID, r.ID); err != nil {
 		return nil, err
 	}
 	s.changed(c)

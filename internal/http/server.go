@@ -25,11 +25,16 @@ import (
 	"converger/internal/tenants"
 )
 
-// Deliveries is what the front reads of package delivery; [delivery.Service] is one.
+// Deliveries is what the front asks of package delivery; [delivery.Service] is one.
 type Deliveries interface {
 	List(ctx context.Context, tenant tenants.ID, f delivery.Filter, before uuid.UUID, limit int) (page []delivery.Delivery, more bool, err error)
 	Get(ctx context.Context, tenant tenants.ID, id uuid.UUID) (delivery.Delivery, error)
 	Attempts(ctx context.Context, tenant tenants.ID, deliveryID uuid.UUID) ([]delivery.Attempt, error)
+	Retry(ctx context.Context, by tenants.Actor, tenant tenants.ID, id uuid.UUID) (delivery.Delivery, error)
+	RetryChannel(ctx context.Context, by tenants.Actor, tenant tenants.ID, channelID uuid.UUID, f delivery.RetryFilter, limit int) (retried int, more bool, err error)
+	State(ctx context.Context, tenant tenants.ID, channelID uuid.UUID) (delivery.ChannelState, error)
+	Pause(ctx context.Context, by tenants.Actor, tenant tenants.ID, channelID uuid.UUID) (delivery.ChannelState, error)
+	Resume(ctx context.Context, by tenants.Actor, tenant tenants.ID, channelID uuid.UUID) (delivery.ChannelState, error)
 }
 
 // Inbound takes webhooks in; [inbound.Service] is one.

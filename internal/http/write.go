@@ -49,6 +49,7 @@ func (s *server) write(c *call, p *reply) {
 	for _, kv := range p.header {
 		h[kv[0]] = []string{kv[1]}
 	}
+	c.setDeprecation(s.PublicURL)
 	if p.contentType != "" {
 		h["Content-Type"] = []string{p.contentType}
 	}

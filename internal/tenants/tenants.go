@@ -58,6 +58,7 @@ type NewTenant struct {
 const (
 	ActorOperator   = "operator"    // an operator token of the management API
 	ActorTenantAPI  = "tenant_api"  // a tenant's API key
+	ActorChannel    = "channel"     // a channel's secret
 	ActorAdmin      = "admin"       // a person in the admin pages
 	ActorTenantUser = "tenant_user" // a person in the portal
 	ActorSystem     = "system"      // the program itself

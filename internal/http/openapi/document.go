@@ -19,6 +19,7 @@ import (
 type Route struct {
 	Method, Pattern string
 	Credential      string // the name of a credential in common.yaml, "" for none
+	OlderCredential string // another one that does, without scopes; "" for none
 	Scope           string // "" for none
 	Bucket          string // "" for no limit
 	Limit           string // the bucket's default in words, and for whom it counts
@@ -277,6 +278,12 @@ func (b *builder) operation(rt Route, op *operation) *Operation {
 		}
 		out.Security = append(out.Security, Map[[]string]{{rt.Credential, scopes}})
 	}
+	if rt.OlderCredential != "" {
+		if b.common.Credentials[rt.OlderCredential] == nil {
+			b.faultf(op, "%s has no credential %q", commonFile, rt.OlderCredential)
+		}
+		out.Security = append(out.Security, Map[[]string]{{rt.OlderCredential, []string{}}})
+	}
 	if rt.Bucket != "" {
 		out.RateLimit = &RateLimit{rt.Bucket, rt.Limit}
 	}
@@ -301,11 +308,10 @@ func (b *builder) parameters(rt Route, op *operation) []*Parameter {
 		}
 		list = append(list, parameter(m[1], "path", schema))
 	}
-	query := op.Query
+	query, headers := slices.Clone(op.Query), slices.Clone(op.Headers) // the operation is shared
 	if op.hasPage() {
 		query = append(query, Member[*Schema]{"limit", &Schema{}}, Member[*Schema]{"cursor", &Schema{}})
 	}
-	headers := op.Headers
 	if op.Idempotent {
 		headers = append(headers, Member[*Schema]{"Idempotency-Key", &Schema{}})
 	}
@@ -491,10 +497,17 @@ func (b *builder) problems(rt Route, op *operation, out *Operation) {
 		codes = append(codes, "invalid_idempotency_key", "idempotency_key_reused", "request_in_progress")
 	}
 	for _, c := range codes {
+		c, status, otherwise := strings.Cut(c, "@")
 		p, ok := b.Catalogue[c]
 		if !ok {
 			b.faultf(op, "there is no problem %q", c)
 			continue
+		}
+		if otherwise {
+			var err error
+			if p.Status, err = strconv.Atoi(status); err != nil {
+				b.faultf(op, "the problem %s has the status %q", c, status)
+			}
 		}
 		found = append(found, p)
 	}
