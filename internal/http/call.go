@@ -25,8 +25,12 @@ type call struct {
 	ip      netip.Addr
 	started time.Time
 
+	undeclared bool // it came through a proxy that is not trusted, so that ip is not the client's
+
 	route *route // nil until matched
 	auth.Caller
+	digest   auth.SessionDigest // of the session that a page was asked for with
+	session  *auth.Session      // nil until loaded
 	body     []byte
 	bodyRead bool
 	memory   *memory            // that the body was taken from
@@ -65,9 +69,12 @@ func (c *call) ctx() context.Context { return c.r.Context() }
 // param is a parameter of the route's pattern.
 func (c *call) param(name string) string { return c.r.PathValue(name) }
 
-// actor is who changes something: an operator, or a tenant by its API key or by the secret of one of its channels.
+// actor is who changes something: a person, an operator's program, or a tenant by its API key or by the secret of one of
+// its channels.
 func (c *call) actor() tenants.Actor {
 	switch {
+	case c.session != nil:
+		return c.session.Actor(c.id)
 	case c.Key != nil:
 		return tenants.Actor{Type: tenants.ActorTenantAPI, ID: c.Key.ID.String(), RequestID: c.id}
 	case c.Operator != nil:
@@ -91,8 +98,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.metrics.inFlight.Inc()
 	defer s.finish(c)
 
-	var ignored bool
-	if c.ip, ignored = clientIP(r, s.TrustedProxies); ignored {
+	if c.ip, c.undeclared = clientIP(r, s.TrustedProxies); c.undeclared {
 		s.forwarding.note(c.started, s.Logger, c.ip)
 	}
 	s.setCommonHeaders(c)
@@ -113,7 +119,7 @@ func (s *server) finish(c *call) {
 		s.Logger.LogAttrs(c.r.Context(), slog.LevelError, "panic in a handler", slog.String("request_id", c.id),
 			slog.String("route", c.pattern()), slog.Any("panic", v), slog.String("stack", string(debug.Stack())))
 		if c.status == 0 {
-			s.write(c, newProblem(codeInternal, "Something went wrong here. It was logged under the request id.").reply(s.PublicURL, c.id))
+			s.write(c, s.problemReply(c, newProblem(codeInternal, "Something went wrong here. It was logged under the request id.")))
 		}
 	}
 	c.release()

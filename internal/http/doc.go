@@ -16,6 +16,10 @@
 // any test gets against the description, so that it stays true: an undescribed status, code, header or member fails the test
 // that met it, and the message says what to write where.
 //
+// Pages for people (pages.go, forms.go, sessions.go; admin*.go, portal.go, sign_in.go) take the same way, with their own first
+// steps: the administration's list of addresses, and where a form comes from. Their errors are pages for whoever asks for
+// HTML. A form that is not right comes back with what was typed, but passwords; one that is leads on by 303.
+//
 // It may import the domain packages (tenants, auth, channel, activity with upload, inbound, delivery, ratelimit) and the leaves
 // fault, secrets and postgres, and its own openapi. Pages come as an fs.FS; package web is not imported here.
 //

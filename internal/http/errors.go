@@ -48,7 +48,7 @@ var mappings = []mapping{
 	{auth.ErrEmailTaken, codeConflict, 0, "Another user has this address."},
 	{auth.ErrLastSuperAdmin, codeConflict, 0, "This is the last active super_admin: make another one first."},
 	{auth.ErrBadCredentials, codeInvalidCredential, 0, "The name or the password is wrong."},
-	{auth.ErrLink, codeInvalidCredential, 0, "The link is unknown, was used already, or its time is over."},
+	{auth.ErrLink, codeLinkSpent, 0, "The link is not open: it was used, its time is over, or it was not copied whole."},
 	{auth.ErrOverloaded, codeOverloaded, 0, "Too many passwords are being checked at this moment. Nothing was done; send the request again."},
 
 	{activity.ErrNotFound, codeNotFound, 0, "There is no such conversation or activity."},

@@ -35,6 +35,13 @@ const (
 	codeCredentialExpired  code = "credential_expired"
 	codeCredentialRevoked  code = "credential_revoked"
 	codeInvalidSignature   code = "invalid_signature"
+	codeSignInRequired     code = "sign_in_required"
+	codeLinkSpent          code = "sign_in_link_not_open"
+	codePasswordChange     code = "password_change_required"
+	codeInsufficientRole   code = "insufficient_role"
+	codeAddressRefused     code = "address_not_allowed"
+	codeProxyUndeclared    code = "proxy_not_declared"
+	codeCrossOrigin        code = "cross_origin"
 	codeInsufficientScope  code = "insufficient_scope"
 	codeTenantSuspended    code = "tenant_suspended"
 	codeChannelInactive    code = "channel_inactive"
@@ -107,6 +114,27 @@ var catalogue = []problemKind{
 	{codeInvalidSignature, http.StatusUnauthorized, "Signature not accepted",
 		"The webhook is not signed, or its signature does not match the exact bytes of the body, or its time is too far off.",
 		"Sign the bytes that you send with the channel's current secret, and check your clock."},
+	{codeSignInRequired, http.StatusUnauthorized, "Sign-in required",
+		"The page is for people who have signed in, and the request has no session, or one that has ended.",
+		"Sign in. Sessions end when they are not used for long, and when the password is changed elsewhere."},
+	{codeLinkSpent, http.StatusGone, "Link not open",
+		"A link to sign in works once and for 15 minutes, and only the newest one of an account does.",
+		"Sign in with your password, or ask for a new link."},
+	{codePasswordChange, http.StatusForbidden, "Password change required",
+		"The password was made up by somebody else, and nothing is allowed before it has been changed.",
+		"Choose a password of your own."},
+	{codeInsufficientRole, http.StatusForbidden, "Role does not allow this",
+		"You are signed in, but your role may only look, or may not do this.",
+		"Ask somebody with a higher role to do it, or to give you one."},
+	{codeAddressRefused, http.StatusForbidden, "Address not allowed",
+		"The pages of administration are open to listed addresses only, and yours is not one of them.",
+		"Come from an address in ADMIN_IP_WHITELIST, or have yours added to it."},
+	{codeProxyUndeclared, http.StatusForbidden, "Proxy not declared",
+		"The request has a forwarding header of a proxy that the hub was not told to trust: everybody behind it would count as one address.",
+		"List the proxy's address in TRUSTED_PROXIES, if it is yours."},
+	{codeCrossOrigin, http.StatusForbidden, "Form of another site",
+		"A form was sent to this hub by a page that is not its own, as far as the browser tells.",
+		"Open the page at the address in PUBLIC_URL and send the form from there. Set PUBLIC_URL to the address that browsers see."},
 	{codeInsufficientScope, http.StatusForbidden, "Scope missing",
 		"The credential is good but was not given the scope that this request needs.",
 		"Use a credential with the scope that the detail names."},

@@ -85,6 +85,8 @@ func (s *server) budget(c *call, b ratelimit.Bucket) ratelimit.Key {
 		return c.Tenant.Derived.(*tenantLimits).activityCreate
 	case ratelimit.Upload:
 		return c.Tenant.Derived.(*tenantLimits).upload
+	case ratelimit.WebPage:
+		return s.Hasher.Session(b, c.digest)
 	case ratelimit.Management:
 		return c.Operator.Derived.(*operatorLimits).management
 	case ratelimit.APIRead:

@@ -173,7 +173,9 @@ func many[T any](ctx context.Context, q postgres.Querier, scan pgx.RowToFunc[T],
 	return pgx.CollectRows(rows, scan)
 }
 
-// Create makes an active tenant without keys. It returns a [*fault.Invalid] for a bad name, or [ErrNameTaken].
+// Create makes an active tenant without keys. A tenant that has the id and the name already is returned as it is; under
+// the id of another name a tenant with an id of its own is made. It returns a [*fault.Invalid] for a bad name, or
+// [ErrNameTaken].
 func (s *Store) Create(ctx context.Context, by Actor, n NewTenant) (Tenant, error) {
 	var bad fault.Invalid
 	checkName(&bad, n.Name)
@@ -186,6 +188,16 @@ func (s *Store) Create(ctx context.Context, by Actor, n NewTenant) (Tenant, erro
 	}
 	var t Tenant
 	err = s.change(ctx, "create tenant", func(tx pgx.Tx, version int64) error {
+		if n.ID != uuid.Nil {
+			switch t, err = one(ctx, tx, scanTenant, getTenantQuery, n.ID); {
+			case errors.Is(err, ErrNotFound):
+				id = n.ID
+			case err != nil:
+				return err
+			case t.Name == n.Name:
+				return errUnchanged
+			}
+		}
 		t, err = one(ctx, tx, scanTenant, insertTenantQuery, id, n.Name, version)
 		if postgres.Constraint(err) == constraintTenantName {
 			return ErrNameTaken

@@ -51,6 +51,8 @@ type Tenant struct {
 
 // NewTenant is the input of [Store.Create].
 type NewTenant struct {
+	// ID is the tenant's id, made by the caller ([uuid.NewV7]) so that asking twice makes one; zero: it is made here.
+	ID   ID
 	Name string // 1 to 200 characters, none of them a control character
 }
 
