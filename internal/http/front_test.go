@@ -132,6 +132,7 @@ func newFrontAt(t testing.TB, database string, change ...func(*Deps)) *front {
 		Directory: directory, Tenants: tenants.NewStore(f.pool), Channels: channels, Registry: reg, Activities: activities,
 		Uploads:    upload.NewIntake(upload.NewDir(f.files), upload.Options{Registerer: f.registry}),
 		Deliveries: deliveries, Rules: delivery.NewRules(f.pool, reg), Inbound: events, Hasher: hasher, Tokens: must(auth.NewTokens(testSecret)),
+		Users: auth.NewUsers(f.pool, must(auth.NewPasswords(auth.MinCost))), Sessions: auth.NewSessions(f.pool, auth.SessionOptions{}, testSecret),
 		CursorKey: testSecret, Pages: os.DirFS("../../web"), Logger: logger, Registerer: f.registry, Gatherer: f.registry,
 		Limiter: must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Registerer: f.registry})),
 		Config:  Config{PublicURL: "https://hub.example", CORSOrigins: []string{"https://app.example"}},

@@ -76,7 +76,9 @@ type Deps struct {
 	Limiter    *ratelimit.Limiter
 	Hasher     ratelimit.Hasher
 	Tokens     *auth.Tokens
-	Usage      Usage  // optional
+	Usage      Usage // optional
+	Users      *auth.Users
+	Sessions   *auth.Sessions
 	CursorKey  []byte // authenticates page cursors; 32 bytes, see [auth.DeriveKey]
 	Pages      fs.FS  // templates/*.html and static/*
 	Logger     *slog.Logger
@@ -149,7 +151,7 @@ func New(d Deps) (http.Handler, error) {
 
 func newServer(d Deps) (*server, error) {
 	if d.Directory == nil || d.Tenants == nil || d.Channels == nil || d.Registry == nil || d.Activities == nil || d.Uploads == nil || d.Deliveries == nil ||
-		d.Rules == nil || d.Inbound == nil || d.Limiter == nil || d.Tokens == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 || d.Hasher == (ratelimit.Hasher{}) {
+		d.Rules == nil || d.Inbound == nil || d.Limiter == nil || d.Tokens == nil || d.Users == nil || d.Sessions == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 || d.Hasher == (ratelimit.Hasher{}) {
 		return nil, errors.New("http: a dependency is missing")
 	}
 	pages, err := newPages(d.Pages)
