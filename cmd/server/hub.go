@@ -206,7 +206,8 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 		Directory: h.directory, Tenants: h.tenants, Channels: h.channels, Registry: registry, Activities: h.activities,
 		Uploads: upload.NewIntake(h.files, upload.Options{
 			MaxBytes: int64(cfg.UploadMaxBytes), Types: cfg.UploadAllowedTypes, Registerer: reg}),
-		Deliveries: h.deliveries, Rules: h.rules, Inbound: received, Limiter: limiter, Hasher: hasher, Tokens: tokens, Usage: h.usage, Sessions: h.sessions, SignIn: h.signIn,
+		Deliveries: h.deliveries, Rules: h.rules, Inbound: received, Limiter: limiter, Hasher: hasher, Tokens: tokens, Usage: h.usage,
+		Users: h.users, Sessions: h.sessions, SignIn: h.signIn,
 		CursorKey: cursorKey, Pages: web.Files(), Logger: log, Registerer: reg, Gatherer: reg,
 		Checks: h.checks(), Draining: h.draining.Load,
 		Config: apphttp.Config{

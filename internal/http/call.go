@@ -25,7 +25,8 @@ type call struct {
 	ip      netip.Addr
 	started time.Time
 
-	undeclared bool // it came through a proxy that is not trusted, so that ip is not the client's
+	address    tenants.RangeKind // of the range that has ip; "" for none
+	undeclared bool              // it came through a proxy that is not trusted, so that ip is not the client's
 
 	route *route // nil until matched
 	auth.Caller
@@ -91,7 +92,7 @@ func (c *call) ownChannel() *uuid.UUID {
 	return &c.Channel.ID
 }
 
-// ServeHTTP is the outermost stage: request id, panic guard, access log, metrics, client address, CORS. Then the router
+// ServeHTTP is the outermost stage: request id, panic guard, access log, metrics, client address and its range, CORS. Then the router
 // finds the route, whose guards go on (see server.serve).
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := &call{ResponseWriter: w, r: r, started: time.Now(), id: requestID(r)}
@@ -102,6 +103,11 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.forwarding.note(c.started, s.Logger, c.ip)
 	}
 	s.setCommonHeaders(c)
+	if s.denied(c) {
+		s.metrics.denied.Inc()
+		s.refuse(c, newProblem(codeAddressDenied, "Requests from your address are refused by the operator."))
+		return
+	}
 	if s.cors(c) {
 		return // a preflight, answered
 	}
@@ -127,9 +133,9 @@ func (s *server) finish(c *call) {
 	s.metrics.inFlight.Dec()
 	s.metrics.observe(c, took)
 
-	// Refusals by a limit are counted in metrics; a line for each would let a flood fill the disk.
+	// Refusals by a limit or an address range are counted in metrics; a line for each would let a flood fill the disk.
 	level := slog.LevelInfo
-	if c.status == http.StatusTooManyRequests || c.route != nil && c.route.quiet {
+	if c.status == http.StatusTooManyRequests || c.address == tenants.RangeDeny || c.route != nil && c.route.quiet {
 		level = slog.LevelDebug
 	}
 	if !s.Logger.Enabled(c.r.Context(), level) {

@@ -142,6 +142,9 @@ var subjectWords = map[ratelimit.Subject]string{
 // same guards can answer: the database may be away, its time may be over.
 func (rt *route) guardProblems() []code {
 	codes := []code{codeInternal}
+	if !isProbe(rt.pattern) {
+		codes = append(codes, codeAddressDenied)
+	}
 	add := func(more ...code) { codes = append(codes, more...) }
 	switch rt.auth {
 	case credentialNone:

@@ -2,7 +2,7 @@
 // The program imports it as apphttp.
 //
 // It decides what a request must pass before its handler runs, in one order for every route: request id, panic guard,
-// access log and metrics, client address, match, the limit that needs no credential, authentication from memory, the
+// access log and metrics, client address (one that the operator denies gets no further), match, the limit that needs no credential, authentication from memory, the
 // limit of whom that found, the body (bounded in size and time, then strictly checked), the handler. (An upload's handler
 // reads its body itself, as it comes: it may take longer than others, in proportion to its bytes.) What a route
 // demands stands in its row of the route table (see route), and the guards are attached there and nowhere else.

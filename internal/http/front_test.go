@@ -63,7 +63,6 @@ type front struct {
 	log      *lockedBuffer
 	url      string // of a real server around it
 	files    string // the folder of uploads
-	users    *auth.Users
 
 	tenant   tenants.Tenant
 	key      string
@@ -134,6 +133,7 @@ func newFrontAt(t testing.TB, database string, change ...func(*Deps)) *front {
 		Directory: directory, Tenants: tenants.NewStore(f.pool), Channels: channels, Registry: reg, Activities: activities,
 		Uploads:    upload.NewIntake(upload.NewDir(f.files), upload.Options{Registerer: f.registry}),
 		Deliveries: deliveries, Rules: delivery.NewRules(f.pool, reg), Inbound: events, Hasher: hasher, Tokens: must(auth.NewTokens(testSecret)),
+		Users: auth.NewUsers(f.pool, must(auth.NewPasswords(auth.MinCost))), Sessions: auth.NewSessions(f.pool, auth.SessionOptions{}, testSecret),
 		CursorKey: testSecret, Pages: os.DirFS("../../web"), Logger: logger, Registerer: f.registry, Gatherer: f.registry,
 		Limiter: must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Registerer: f.registry})),
 		Config: Config{PublicURL: "https://hub.example", CORSOrigins: []string{"https://app.example"},
@@ -142,9 +142,7 @@ func newFrontAt(t testing.TB, database string, change ...func(*Deps)) *front {
 	for _, c := range change {
 		c(&d)
 	}
-	f.users = auth.NewUsers(f.pool, must(auth.NewPasswords(auth.MinCost)))
-	d.Sessions = auth.NewSessions(f.pool, auth.SessionOptions{}, testSecret)
-	d.SignIn = must(auth.NewSignIn(auth.SignInConfig{Users: f.users, Sessions: d.Sessions, Throttle: ratelimit.NewLogin(d.Limiter, hasher),
+	d.SignIn = must(auth.NewSignIn(auth.SignInConfig{Users: d.Users, Sessions: d.Sessions, Throttle: ratelimit.NewLogin(d.Limiter, hasher),
 		Directory: directory, Key: testSecret, Registerer: f.registry, Logger: logger}))
 	f.server = must(newServer(d))
 	if t, ok := t.(*testing.T); ok {

@@ -57,12 +57,14 @@ func TestForeignIDs(t *testing.T) {
 
 	f.newUser(t, auth.Admins, "other@example.com", auth.RoleAdmin)
 	theirSession := f.sessionOf(t, f.signedIn(t, auth.Admins, "other@example.com"))
+	theirUser := must(f.Users.Create(ctx, testActor, auth.TenantRealm(other.ID), auth.NewUser{Email: "ada@other.example", Role: auth.RoleOwner}))
 	admin, owner := f.asAdmin(t, auth.RoleSuperAdmin), f.asOwner(t)
 
 	foreign := map[string]string{
 		"conversation_id": conversation.ID.String(), "delivery_id": deliveries[0].ID.String(), "channel_id": theirs.ID.String(),
 		"tenant_id": f.tenant.ID.String(), "key_id": otherKey.ID.String(), "event_id": events[0].ID.String(), "rule_id": rule.ID.String(), "bucket": "inbound",
-		"secret": "x", "attachment_id": theirFile.ID.String(), "session_id": theirSession.String(),
+		"secret": "x", "attachment_id": theirFile.ID.String(), "token_id": uuid.NewString(), "range_id": uuid.NewString(),
+		"user_id": theirUser.ID.String(), "session_id": theirSession.String(),
 	}
 	random := map[string]string{}
 	for name := range foreign {
@@ -71,7 +73,8 @@ func TestForeignIDs(t *testing.T) {
 	bodies := map[string]string{
 		"/activities": `{"text":"hi"}`, "/limits/{bucket}": `{"limit":1,"scale_ms":1000}`, "/keys": `{"name":"k"}`,
 		"/channels": `{"name":"c","type":"echo"}`, "/channels/{channel_id}": `{"name":"mine now"}`,
-		"/routing_rules/{rule_id}": `{"routing_rule":{"name":"mine now"}}`, "/upload_types": `{"types":["image/png"]}`,
+		"/routing_rules/{rule_id}": `{"routing_rule":{"name":"mine now"}}`, "/upload_types": `{"types":["image/png"]}`, "/tenants/{tenant_id}": `{"name":"mine now"}`, "/address_ranges/{range_id}": `{"note":"mine now"}`,
+		"/users": `{"email":"eve@example.com","role":"owner"}`, "/{user_id}": `{"name":"mine now"}`, "/{user_id}/password": `{"password":"correct horse battery"}`,
 	}
 	// Of the tenant itself, and of a channel that the secret below is not of.
 	neighbour := f.newConversation(t)

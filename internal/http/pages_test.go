@@ -52,7 +52,7 @@ func (f *front) show(t testing.TB, path string, options ...option) answer {
 // newUser makes a user with the password of the tests.
 func (f *front) newUser(t testing.TB, realm auth.Realm, email string, role auth.Role) auth.User {
 	t.Helper()
-	u, err := f.users.Create(t.Context(), testActor, realm, auth.NewUser{Email: email, Role: role, Password: testPassword})
+	u, err := f.Users.Create(t.Context(), testActor, realm, auth.NewUser{Email: email, Role: role, Password: testPassword})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -517,14 +517,14 @@ func TestRightsAreThoseOfNow(t *testing.T) {
 	f := newFront(t)
 	admin := f.asAdmin(t, auth.RoleAdmin)
 	f.newUser(t, auth.Admins, "root@example.com", auth.RoleSuperAdmin)
-	u := must(f.users.ByEmail(t.Context(), auth.Admins, "admin@example.com"))
+	u := must(f.Users.ByEmail(t.Context(), auth.Admins, "admin@example.com"))
 	suspend := "/admin/tenants/" + f.tenant.ID.String() + "/suspend"
 	f.post(t, suspend, nil, admin).leads(t, "/admin/tenants/"+f.tenant.ID.String())
 	role, off := auth.RoleViewer, auth.UserInactive
-	must(f.users.Update(t.Context(), testActor, auth.Admins, u.ID, auth.UserChange{Role: &role}))
+	must(f.Users.Update(t.Context(), testActor, auth.Admins, u.ID, auth.UserChange{Role: &role}))
 	f.post(t, suspend, nil, admin).is(t, 403, "")
 	f.show(t, "/admin", admin).has(t, "(viewer)")
-	must(f.users.Update(t.Context(), testActor, auth.Admins, u.ID, auth.UserChange{Status: &off}))
+	must(f.Users.Update(t.Context(), testActor, auth.Admins, u.ID, auth.UserChange{Status: &off}))
 	gone := f.show(t, "/admin", admin)
 	gone.leads(t, "/admin/login")
 	if c := f.cookieOf(gone, areaAdmin, sessionCookie); c == nil || c.MaxAge >= 0 {
@@ -767,7 +767,7 @@ func TestForcedPassword(t *testing.T) {
 		realm auth.Realm
 	}{{areaAdmin, auth.Admins}, {areaPortal, auth.TenantRealm(f.tenant.ID)}} {
 		role, home := tt.realm.Roles()[0], tt.a.home()
-		if _, err := f.users.Create(t.Context(), testActor, tt.realm, auth.NewUser{Email: "new@example.com", Role: role, Password: testPassword, MustChangePassword: true}); err != nil {
+		if _, err := f.Users.Create(t.Context(), testActor, tt.realm, auth.NewUser{Email: "new@example.com", Role: role, Password: testPassword, MustChangePassword: true}); err != nil {
 			t.Fatal(err)
 		}
 		first := url.Values{"tenant": {"Acme"}, "email": {"new@example.com"}, "password": {testPassword}}
@@ -845,7 +845,7 @@ func TestSignInLink(t *testing.T) {
 		f.post(t, "/admin/login", url.Values{"email": {"ada@example.com"}, "password": {"guess"}})
 	}
 	f.post(t, "/admin/login", url.Values{"email": {"ada@example.com"}, "password": {testPassword}}).is(t, 429, "")
-	token, _, err := f.users.IssueLink(t.Context(), testActor, auth.Admins, u.ID)
+	token, _, err := f.Users.IssueLink(t.Context(), testActor, auth.Admins, u.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -870,11 +870,11 @@ func TestSignInLink(t *testing.T) {
 		}
 	}
 	// Somebody without a password is led to choose one, and asked for none before.
-	n, err := f.users.Create(t.Context(), testActor, auth.Admins, auth.NewUser{Email: "new@example.com", Role: auth.RoleViewer})
+	n, err := f.Users.Create(t.Context(), testActor, auth.Admins, auth.NewUser{Email: "new@example.com", Role: auth.RoleViewer})
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, _, err := f.users.IssueLink(t.Context(), testActor, auth.Admins, n.ID)
+	first, _, err := f.Users.IssueLink(t.Context(), testActor, auth.Admins, n.ID)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,6 +43,7 @@ const (
 	codeProxyUndeclared    code = "proxy_not_declared"
 	codeCrossOrigin        code = "cross_origin"
 	codeInsufficientScope  code = "insufficient_scope"
+	codeAddressDenied      code = "address_denied"
 	codeTenantSuspended    code = "tenant_suspended"
 	codeChannelInactive    code = "channel_inactive"
 	codeSenderMismatch     code = "sender_mismatch"
@@ -55,7 +56,9 @@ const (
 	codeConversationClosed code = "conversation_closed"
 	codeNotFailed          code = "not_failed"
 	codeConflict           code = "conflict"
+	codeConfirmation       code = "confirmation_required"
 	codeInProgress         code = "request_in_progress"
+	codePreconditionFailed code = "precondition_failed"
 	codeBodyTooLarge       code = "body_too_large"
 	codeUnsupportedMedia   code = "unsupported_media_type"
 	codeFileType           code = "file_type_not_allowed"
@@ -138,6 +141,9 @@ var catalogue = []problemKind{
 	{codeInsufficientScope, http.StatusForbidden, "Scope missing",
 		"The credential is good but was not given the scope that this request needs.",
 		"Use a credential with the scope that the detail names."},
+	{codeAddressDenied, http.StatusForbidden, "Address denied",
+		"The address that the request comes from is in a range that the operator refuses, whatever its credential.",
+		"Call from another address, or ask the operator about the range; the request id helps to find it."},
 	{codeKeyRequired, http.StatusForbidden, "API key required",
 		"A channel's secret came in X-Channel-Token, where only the tenant's API key may ask.",
 		"Send X-Api-Key. X-Channel-Token is for older clients, and deprecated everywhere."},
@@ -177,9 +183,15 @@ var catalogue = []problemKind{
 	{codeConflict, http.StatusConflict, "Conflict",
 		"The request does not fit the state of what it addresses, such as a name that is taken.",
 		"Read the current state, then decide; the detail names the conflict."},
+	{codeConfirmation, http.StatusConflict, "Confirmation required",
+		"The request would shut out whoever sent it, or everybody: deny the caller's own address, or revoke the token that is used or the last that may write.",
+		"Make sure that there is another way in, then send the same request with \"force\": true."},
 	{codeInProgress, http.StatusConflict, "Still in progress",
 		"Another request holds what this one needs, such as the same idempotency key, and did not finish in time.",
 		"Send the same request again, with the same key, after the time in Retry-After."},
+	{codePreconditionFailed, http.StatusPreconditionFailed, "Changed meanwhile",
+		"The setting is not, or is no longer, in the version that If-Match names. Nothing was changed.",
+		"Read it again, look at what has changed, and send your change with the new ETag."},
 	{codeBodyTooLarge, http.StatusRequestEntityTooLarge, "Body too large",
 		"The body is longer than this address takes.",
 		"Send less; the detail names the limit."},
@@ -223,6 +235,10 @@ var kinds = func() map[code]problemKind {
 	}
 	return byCode
 }()
+
+// Remedy is what the catalogue advises callers to do about a problem, in words for people; "" for a code that it does not
+// have.
+func Remedy(problem string) string { return kinds[code(problem)].Remedy }
 
 // sortedCatalogue is the catalogue as its page lists it: by status, then code.
 func sortedCatalogue() []problemKind {

@@ -78,6 +78,7 @@ type Deps struct {
 	Hasher     ratelimit.Hasher
 	Tokens     *auth.Tokens
 	Usage      Usage // optional
+	Users      *auth.Users
 	Sessions   *auth.Sessions
 	SignIn     *auth.SignIn
 	CursorKey  []byte // authenticates page cursors; 32 bytes, see [auth.DeriveKey]
@@ -156,7 +157,7 @@ func New(d Deps) (http.Handler, error) {
 
 func newServer(d Deps) (*server, error) {
 	if d.Directory == nil || d.Tenants == nil || d.Channels == nil || d.Registry == nil || d.Activities == nil || d.Uploads == nil || d.Deliveries == nil ||
-		d.Rules == nil || d.Inbound == nil || d.Limiter == nil || d.Tokens == nil || d.Sessions == nil || d.SignIn == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 || d.Hasher == (ratelimit.Hasher{}) {
+		d.Rules == nil || d.Inbound == nil || d.Limiter == nil || d.Tokens == nil || d.Users == nil || d.Sessions == nil || d.SignIn == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 || d.Hasher == (ratelimit.Hasher{}) {
 		return nil, errors.New("http: a dependency is missing")
 	}
 	d.PublicURL = strings.TrimRight(d.PublicURL, "/")

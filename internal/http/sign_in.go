@@ -124,7 +124,8 @@ func (c *call) throttled(err error, f *pageForm) (status int, retryAfter string,
 // visitor is who knocks.
 func (s *server) visitor(c *call) auth.Visitor {
 	return auth.Visitor{
-		IP: c.ip, UserAgent: truncate(c.r.UserAgent(), 500), RequestID: c.id, Device: s.cookie(c, c.route.area, deviceCookie),
+		IP: c.ip, Exempt: c.exempt(), UserAgent: truncate(c.r.UserAgent(), 500), RequestID: c.id,
+		Device: s.cookie(c, c.route.area, deviceCookie),
 	}
 }
 

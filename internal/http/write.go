@@ -53,7 +53,7 @@ func (s *server) write(c *call, p *reply) {
 	if p.contentType != "" {
 		h["Content-Type"] = []string{p.contentType}
 	}
-	if p.status != http.StatusNoContent {
+	if p.status != http.StatusNoContent && p.status != http.StatusNotModified {
 		h["Content-Length"] = []string{strconv.Itoa(len(p.body))}
 	}
 	if c.r.ContentLength != 0 && !c.bodyRead {
