@@ -87,7 +87,6 @@ func (f *front) changes(t testing.TB) map[string]func() (path, body string) {
 		},
 	}
 	for people, realm := range map[string]auth.Realm{"/admin_users": auth.Admins, "/tenants/{tenant_id}/users": auth.TenantRealm(f.tenant.ID)} {
-		people := people
 		users := strings.ReplaceAll(people, "{tenant_id}", f.tenant.ID.String())
 		newUser := func() string { // the path of a new one
 			name := uuid.NewString()
