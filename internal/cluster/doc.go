@@ -1,0 +1,2 @@
+// Package cluster knows the other nodes and speaks with them.
+package cluster
