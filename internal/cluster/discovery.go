@@ -29,7 +29,7 @@ type finder struct {
 	peers    []string // host:port
 	log      *slog.Logger
 
-	last   []netip.AddrPort // of the last good answer
+	last   map[string][]netip.AddrPort // the last good answers
 	failed bool
 }
 
@@ -51,51 +51,42 @@ func hasPort(s string) bool {
 	return err == nil
 }
 
-// find looks everything up. On a failure, or when the answer is empty, the last good list stands; known is false if there
-// never was one.
+// find looks everything up. Of a name that fails, or whose answer is empty, the last good answer stands; known is false if
+// there never was one at all.
 func (f *finder) find(ctx context.Context) (list []netip.AddrPort, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	var found []netip.AddrPort
-	var problems []error
+	if f.last == nil {
+		f.last = map[string][]netip.AddrPort{}
+	}
 	endpoints := f.peers
 	if f.query != "" {
 		endpoints = []string{f.query}
 	}
+	var problems []error
 	for _, e := range endpoints {
 		addrs, err := f.resolve(ctx, e)
-		if err != nil {
+		switch {
+		case err != nil:
 			problems = append(problems, err)
+		case len(addrs) == 0:
+			problems = append(problems, fmt.Errorf("%s has no addresses", e))
+		default:
+			f.last[e] = addrs
 		}
-		found = append(found, addrs...)
+		list = append(list, f.last[e]...)
 	}
-	slices.SortFunc(found, netip.AddrPort.Compare)
-	found = slices.Compact(found)
-	err := errors.Join(problems...)
-	if err == nil && len(found) == 0 {
-		err = errors.New("the answer is empty")
-	}
-	if failed := err != nil; failed != f.failed {
+	slices.SortFunc(list, netip.AddrPort.Compare)
+	list = slices.Compact(list)
+	if failed := len(problems) > 0; failed != f.failed {
 		f.failed = failed
 		if failed {
-			f.log.Warn("peers can't be looked up; the last good answer stands", slog.Any("error", err), slog.Any("last", f.last))
+			f.log.Warn("peers can't be looked up; the last good answer stands", slog.Any("error", errors.Join(problems...)), slog.Any("last", list))
 		} else {
-			f.log.Info("peers are looked up again", slog.Any("found", found))
+			f.log.Info("peers are looked up again", slog.Any("found", list))
 		}
 	}
-	switch {
-	case len(found) == 0: // what failed keeps what it knew
-	case err == nil:
-		f.last = found
-	default: // one of several hosts failed: the others' answers are as good as ever
-		for _, a := range f.last {
-			if !slices.Contains(found, a) {
-				found = append(found, a)
-			}
-		}
-		f.last = found
-	}
-	return f.last, len(f.last) > 0
+	return list, len(list) > 0
 }
 
 func (f *finder) resolve(ctx context.Context, endpoint string) ([]netip.AddrPort, error) {

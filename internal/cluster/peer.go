@@ -82,13 +82,13 @@ func (n *Node) keep(ctx context.Context, p *peer) {
 	unreachable := time.Time{}
 	for ctx.Err() == nil {
 		address := n.addressOf(p)
-		began, before := time.Now(), p.session.Load()
-		err := n.talk(ctx, p, address)
+		began := time.Now()
+		wasUp, err := n.talk(ctx, p, address)
 		if ctx.Err() != nil {
 			return
 		}
 		n.kick()
-		if p.session.Load() != before { // it was up
+		if wasUp {
 			pause, unreachable = redialFirst, time.Time{}
 		}
 		if unreachable.IsZero() {
@@ -110,8 +110,8 @@ func (n *Node) keep(ctx context.Context, p *peer) {
 
 var errSilent = errors.New("no answer for " + silence.String())
 
-// talk is one session: a connection, and on it the stream of our messages to the peer.
-func (n *Node) talk(ctx context.Context, p *peer, address string) error {
+// talk is one session: a connection, and on it the stream of our messages to the peer. wasUp tells whether the peer answered.
+func (n *Node) talk(ctx context.Context, p *peer, address string) (wasUp bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	cc, err := n.dial(p.id, address, func(err error) {
@@ -126,7 +126,7 @@ func (n *Node) talk(ctx context.Context, p *peer, address string) error {
 		cancel(fmt.Errorf("handshake: %w", err))
 	})
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer cc.Close()
 	watchdog := time.AfterFunc(silence, func() { cancel(errSilent) })
@@ -134,13 +134,13 @@ func (n *Node) talk(ctx context.Context, p *peer, address string) error {
 	hello := metadata.AppendToOutgoingContext(ctx, helloKey, string(n.hello))
 	stream, err := cc.NewStream(hello, &streamDesc, methodStream)
 	if err != nil {
-		return reason(ctx, err)
+		return false, reason(ctx, err)
 	}
 	p.drop(&n.metrics.dropped[dropDisconnected])
 	var pings pings
 	var reader sync.WaitGroup
 	reader.Go(func() {
-		for first := true; ; first = false {
+		for {
 			var b []byte
 			if err := stream.RecvMsg(&b); err != nil {
 				cancel(err)
@@ -152,7 +152,8 @@ func (n *Node) talk(ctx context.Context, p *peer, address string) error {
 			}
 			watchdog.Reset(silence)
 			n.measured(p, b)
-			if first {
+			if !wasUp {
+				wasUp = true
 				p.replaced.Store(false)
 				p.session.Add(1)
 				p.link.Store(cc)
@@ -167,7 +168,7 @@ func (n *Node) talk(ctx context.Context, p *peer, address string) error {
 	cancel(err)
 	reader.Wait()
 	p.drop(&n.metrics.dropped[dropDisconnected])
-	return reason(ctx, err)
+	return wasUp, reason(ctx, err)
 }
 
 // reason prefers why the session was ended to how that showed.

@@ -340,6 +340,7 @@ func (n *Node) admit(id ID, m member) *peer {
 	if p.m.Address == "" {
 		p.m = m
 	}
+	p.session.Add(1)
 	return p
 }
 

@@ -46,7 +46,8 @@ type Peer struct {
 	Latency time.Duration
 	// Skew is how far the peer's wall clock is ahead of the database's, in its own words.
 	Skew time.Duration
-	// Session counts the streams opened to it, from 1: when it has grown, messages sent before may be lost. 0: none yet.
+	// Session counts the streams opened between the two, either way: when it has grown, messages to it or from it may have
+	// been lost. 0: none yet.
 	Session uint64
 	// Connected tells whether messages can be sent to it now.
 	Connected bool
