@@ -1,0 +1,154 @@
+package cluster_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"converger/internal/cluster"
+	"converger/internal/postgres"
+	"converger/migrations/pgtest"
+)
+
+// envNode makes the test binary be a node, for tests that kill or stop one. It ends with its standard input.
+const envNode = "CONVERGER_CLUSTER_TEST_NODE"
+
+type nodeSpec struct {
+	Bind     string
+	Peers    []string
+	Database string
+}
+
+func TestMain(m *testing.M) {
+	spec := os.Getenv(envNode)
+	if spec == "" {
+		pgtest.Main(m)
+		return
+	}
+	if err := beNode(spec); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// beNode runs a node and writes its id, then a line for each change of its view.
+func beNode(text string) error {
+	var spec nodeSpec
+	if err := json.Unmarshal([]byte(text), &spec); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(3)
+	}()
+	c := config(spec.Bind, spec.Peers...)
+	c.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	if spec.Database != "" {
+		pool, err := postgres.Open(ctx, spec.Database, postgres.Options{MaxConns: 1})
+		if err != nil {
+			return err
+		}
+		defer pool.Close()
+		c.Database = pool
+	}
+	n, err := cluster.New(c)
+	if err != nil {
+		return err
+	}
+	fmt.Println("id", n.ID())
+	go func() {
+		for {
+			v, changed := n.Watch()
+			fmt.Println("view", show(v))
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return n.Run(ctx)
+}
+
+// process is a node in a process of its own.
+type process struct {
+	id     cluster.ID
+	cmd    *exec.Cmd
+	views  chan string
+	ended  chan struct{}
+	log    *lines
+	signal func(os.Signal)
+}
+
+func spawn(t testing.TB, spec nodeSpec, wrap ...string) *process {
+	t.Helper()
+	text, err := json.Marshal(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := append(wrap, os.Args[0])
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), envNode+"="+string(text))
+	p := &process{cmd: cmd, views: make(chan string, 1000), ended: make(chan struct{}), log: &lines{}}
+	cmd.Stderr = p.log
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	id := make(chan string, 1)
+	go func() {
+		for s := bufio.NewScanner(out); s.Scan(); {
+			if x, ok := strings.CutPrefix(s.Text(), "id "); ok {
+				id <- x
+			} else if x, ok := strings.CutPrefix(s.Text(), "view "); ok {
+				p.views <- x
+			}
+		}
+		close(id)
+		_ = cmd.Wait()
+		close(p.ended)
+	}()
+	var mu sync.Mutex
+	p.signal = func(s os.Signal) {
+		mu.Lock()
+		defer mu.Unlock()
+		_ = cmd.Process.Signal(s)
+	}
+	t.Cleanup(func() {
+		p.signal(syscall.SIGCONT)
+		p.signal(syscall.SIGKILL)
+		<-p.ended
+		_ = stdin.Close()
+		if t.Failed() {
+			t.Logf("log of %s (%s):\n%s", spec.Bind, p.id, p.log)
+		}
+	})
+	if p.id, err = cluster.ParseID(<-id); err != nil {
+		t.Fatalf("%v\n%s", err, p.log)
+	}
+	return p
+}
+
+func (p *process) kill() {
+	p.signal(syscall.SIGKILL)
+	<-p.ended
+}
