@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"converger/internal/activity/upload"
+	"converger/internal/cluster"
 	"converger/internal/secrets"
 )
 
@@ -63,6 +64,7 @@ func TestConfigDefaults(t *testing.T) {
 		CORSOrigins: []string{"http://127.0.0.1:5500", "http://localhost:5500"},
 		BcryptCost:  12, SessionIdle: 12 * time.Hour, SessionAbsolute: 7 * 24 * time.Hour,
 		RateLimitEnabled: true, RateLimitBackend: "local", RateLimitMaxKeys: 1_000_000, DirectoryTTL: 30 * time.Second,
+		ClusterBind: ":7946", ClusterLabel: "converger",
 		APIMaxBytes: 1 << 20, InboundMaxBytes: 3 << 20, BodyMemory: 256 << 20,
 		UploadDir: "uploads", UploadMaxBytes: 10 << 20, UploadAllowedTypes: upload.DefaultTypes(),
 		Workers: 500, LogLevel: slog.LevelInfo, LogFormat: "json",
@@ -85,6 +87,8 @@ func TestConfigReadsEverything(t *testing.T) {
 		"WEBHOOK_ALLOW_PRIVATE_TARGETS": "true", "WEBHOOK_ALLOWED_TARGETS": "a.test,*.b.test", "LOG_LEVEL": "debug", "LOG_FORMAT": "text",
 		"DRAIN_DELAY_MS": "0", "SHUTDOWN_TIMEOUT_MS": "1500", "WORKERS": "7", "API_MAX_BYTES": "65536", "INBOUND_MAX_BYTES": "65536",
 		"UPLOAD_DIR": "/srv/files", "UPLOAD_MAX_BYTES": "2048", "UPLOAD_ALLOWED_TYPES": "image/png, application/octet-stream",
+		"CLUSTER_PEERS": "hub-1:7946, hub-2:7946", "CLUSTER_SECRET": other, "CLUSTER_BIND": "10.0.0.1:7000", "CLUSTER_ADVERTISE": "hub-1:7001",
+		"CLUSTER_LABEL": "production", "CLUSTER_NODE_NAME": "hub-1", "CLUSTER_TEST_CLOCK_OFFSET_MS": "-400",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -106,6 +110,15 @@ func TestConfigReadsEverything(t *testing.T) {
 	if c.PublicURL != "https://hub.example.com" || c.PoolSize != 4 || c.RateLimitEnabled || c.DrainDelay != 0 || c.ShutdownTimeout != 1500*time.Millisecond ||
 		c.LogLevel != slog.LevelDebug || c.SecretKeyBase != testSecretKeyBase || c.PreviousSecretKeyBase != secrets.Text(other) || !c.WebhookAllowPrivateTargets {
 		t.Errorf("read %+v", c)
+	}
+	want := cluster.Config{Label: "production", NodeName: "hub-1", Version: version, Secret: []byte(other), Bind: "10.0.0.1:7000",
+		Advertise: "hub-1:7001", Peers: []string{"hub-1:7946", "hub-2:7946"}}
+	if diff := cmp.Diff(want, c.cluster()); diff != "" || !c.Clustered() || c.ClusterClockOffset != -400*time.Millisecond {
+		t.Errorf("the cluster, with a clock off by %s:\n%s", c.ClusterClockOffset, diff)
+	}
+	if c, err = loadWith(map[string]string{"DNS_CLUSTER_QUERY": "hub.svc", "CLUSTER_BIND": "127.0.0.1:7946"}); err != nil || !c.Clustered() ||
+		c.cluster().Query != "hub.svc" || c.cluster().NodeName == "" {
+		t.Errorf("by DNS, on loopback without a secret: %v, %+v", err, c.cluster())
 	}
 }
 
@@ -130,6 +143,13 @@ func TestConfigProblems(t *testing.T) {
 		}, []string{"POOL_SIZE", "LISTEN", "PUBLIC_URL", "SECRET_KEY_BASE", "CLOAK_KEY", "CLOAK_RETIRED_KEYS", "TRUSTED_PROXIES", "CORS_ORIGINS",
 			"METRICS_TOKEN", "METRICS_ALLOWED_IPS", "BCRYPT_COST", "SESSION_IDLE_MS", "SESSION_MAX_MS", "RATE_LIMIT_ENABLED", "RATE_LIMIT_BACKEND", "RATE_LIMITS", "RATE_LIMIT_MAX_KEYS", "DIRECTORY_TTL_MS",
 			"WEBHOOK_ALLOW_PRIVATE_TARGETS", "API_MAX_BYTES", "INBOUND_MAX_BYTES", "UPLOAD_MAX_BYTES", "UPLOAD_ALLOWED_TYPES", "WORKERS", "LOG_LEVEL", "LOG_FORMAT", "DRAIN_DELAY_MS", "SHUTDOWN_TIMEOUT_MS"}},
+		"a cluster that others reach needs a secret": {map[string]string{"CLUSTER_PEERS": "hub-1:7946"}, []string{"CLUSTER_SECRET"}},
+		"a weak secret of the cluster":               {map[string]string{"CLUSTER_PEERS": "hub-1:7946", "CLUSTER_SECRET": "short"}, []string{"CLUSTER_SECRET"}},
+		"two ways to find peers":                     {map[string]string{"CLUSTER_PEERS": "hub-1:7946", "DNS_CLUSTER_QUERY": "hub", "CLUSTER_BIND": "127.0.0.1:1"}, []string{"CLUSTER_PEERS"}},
+		"a cluster with everything wrong": {map[string]string{"CLUSTER_PEERS": "hub-1,hub-2:0", "CLUSTER_BIND": "hub-1", "CLUSTER_ADVERTISE": "x", "CLUSTER_LABEL": "a b",
+			"CLUSTER_NODE_NAME": "a b", "CLUSTER_TEST_CLOCK_OFFSET_MS": "1e3"},
+			[]string{"CLUSTER_TEST_CLOCK_OFFSET_MS", "CLUSTER_LABEL", "CLUSTER_NODE_NAME", "CLUSTER_BIND", "CLUSTER_ADVERTISE", "CLUSTER_PEERS", "CLUSTER_PEERS"}},
+		"a name without a port to go by":  {map[string]string{"DNS_CLUSTER_QUERY": "hub", "CLUSTER_BIND": "127.0.0.1:0"}, []string{"DNS_CLUSTER_QUERY"}},
 		"overflowing milliseconds":        {map[string]string{"DRAIN_DELAY_MS": "-9223372036854775807"}, []string{"DRAIN_DELAY_MS"}},
 		"a secret and its file":           {map[string]string{"CLOAK_KEY_FILE": unreadable}, []string{"CLOAK_KEY"}},
 		"no such file":                    {map[string]string{"CLOAK_KEY": "", "CLOAK_KEY_FILE": unreadable, "RATE_LIMITS_FILE": unreadable}, []string{"CLOAK_KEY", "RATE_LIMITS_FILE"}},

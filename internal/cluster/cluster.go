@@ -27,7 +27,7 @@ var (
 	// ErrRefused: the member has no such topic, or its handler returned an error, whose text is in the message.
 	ErrRefused = errors.New("cluster: member refused")
 	// ErrSecretRequired: a node that other machines can reach needs a secret.
-	ErrSecretRequired = errors.New("cluster: a secret is required beyond loopback")
+	ErrSecretRequired = errors.New("required, since other machines reach this node")
 )
 
 // MaxMessage is the most bytes of a message, a call's request or answer, or a piece of state.
@@ -153,49 +153,63 @@ var (
 	nameForm  = regexp.MustCompile(`^[A-Za-z0-9._-]{0,64}$`)
 )
 
-// Check tells all that is wrong with a configuration, without the world's help; errors.Is finds ErrSecretRequired in it.
-func (c Config) Check() error {
-	var all []error
-	add := func(format string, args ...any) { all = append(all, fmt.Errorf("cluster: "+format, args...)) }
+// FieldError is one thing that is wrong with a field of a Config.
+type FieldError struct {
+	Field string // its name in Config
+	Err   error
+}
+
+// Error implements error.
+func (e *FieldError) Error() string { return fmt.Sprintf("cluster: %s: %v", e.Field, e.Err) }
+
+// Unwrap gives the cause.
+func (e *FieldError) Unwrap() error { return e.Err }
+
+// Check tells all that is wrong with a configuration, without the world's help.
+func (c Config) Check() []*FieldError {
+	var all []*FieldError
+	add := func(field, format string, args ...any) {
+		all = append(all, &FieldError{field, fmt.Errorf(format, args...)})
+	}
 	if !labelForm.MatchString(c.Label) {
-		add("the label %q is not 1 to 64 letters, digits, '.', '_' or '-'", c.Label)
+		add("Label", "%q is not 1 to 64 letters, digits, '.', '_' or '-'", c.Label)
 	}
 	if !nameForm.MatchString(c.NodeName) {
-		add("the node's name %q is not at most 64 letters, digits, '.', '_' or '-'", c.NodeName)
-	}
-	if (len(c.Peers) == 0) == (c.Query == "") {
-		add("one of a list of peers and a DNS name is needed")
+		add("NodeName", "%q is not at most 64 letters, digits, '.', '_' or '-'", c.NodeName)
 	}
 	host, _, err := c.bind()
 	switch {
 	case err != nil:
-		all = append(all, err)
+		add("Bind", "%w", err)
 	case len(c.Secret) == 0 && !host.IsLoopback():
-		all = append(all, ErrSecretRequired)
+		add("Secret", "%w", ErrSecretRequired)
 	}
 	if c.Advertise != "" {
 		if h, port, err := parseEndpoint(c.Advertise); err != nil || h == "" || port == 0 {
-			add("the advertised address %q is no host:port", c.Advertise)
+			add("Advertise", "%q is no host:port", c.Advertise)
 		}
+	}
+	if (len(c.Peers) == 0) == (c.Query == "") {
+		add("Peers", "one of a list of peers and a DNS name is needed")
 	}
 	for _, p := range c.Peers {
 		if h, port, err := parseEndpoint(p); err != nil || h == "" || port == 0 {
-			add("the peer %q is no host:port", p)
+			add("Peers", "%q is no host:port", p)
 		}
 	}
 	if c.Query != "" {
 		if h, port, err := parseEndpoint(c.query()); err != nil || h == "" || port == 0 {
-			add("the DNS name %q is neither a name nor name:port (and the port to bind is any free one)", c.Query)
+			add("Query", "%q is neither a name nor name:port, or the port to bind is any free one", c.Query)
 		}
 	}
-	return errors.Join(all...)
+	return all
 }
 
 // bind reads Bind; the address is invalid for all addresses.
 func (c Config) bind() (netip.Addr, int, error) {
 	host, port, err := parseEndpoint(c.Bind)
 	if err != nil {
-		return netip.Addr{}, 0, fmt.Errorf("cluster: the address to bind: %w", err)
+		return netip.Addr{}, 0, err
 	}
 	switch host {
 	case "":
@@ -205,7 +219,7 @@ func (c Config) bind() (netip.Addr, int, error) {
 	}
 	a, err := netip.ParseAddr(host)
 	if err != nil {
-		return netip.Addr{}, 0, fmt.Errorf("cluster: the address to bind, %q, is no IP address with a port", c.Bind)
+		return netip.Addr{}, 0, fmt.Errorf("%q is no IP address with a port", c.Bind)
 	}
 	if a.IsUnspecified() {
 		return netip.Addr{}, port, nil
@@ -222,10 +236,14 @@ func (c Config) query() string {
 	return net.JoinHostPort(c.Query, strconv.Itoa(port))
 }
 
-// New makes a node. It starts nothing and opens nothing. Its error is that of Config.Check.
+// New makes a node. It starts nothing and opens nothing. Its error joins those of Config.Check.
 func New(c Config) (*Node, error) {
-	if err := c.Check(); err != nil {
-		return nil, err
+	if problems := c.Check(); len(problems) > 0 {
+		all := make([]error, len(problems))
+		for i, p := range problems {
+			all[i] = p
+		}
+		return nil, errors.Join(all...)
 	}
 	if c.Resolver == nil {
 		c.Resolver = net.DefaultResolver

@@ -23,7 +23,7 @@ const (
 	goneFor = 10 * time.Minute
 	// The steps of leaving.
 	flushTimeout = time.Second
-	leaveTimeout = time.Second
+	leaveTimeout = 500 * time.Millisecond
 )
 
 // Run opens the port, joins the cluster and stays in it until ctx ends; then it lets queued messages go out, leaves, and
@@ -86,8 +86,8 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 	hangUp()
 	sessions.Wait()
-	graceful := time.AfterFunc(leaveTimeout, server.Stop)
-	server.GracefulStop() // the others hang up when they hear that we leave
+	graceful := time.AfterFunc(leaveTimeout, server.Stop) // cuts off whoever does not
+	server.GracefulStop()                                 // the others hang up when they hear that we leave
 	graceful.Stop()
 	err = g.list.Shutdown()
 	loops.Wait()
@@ -224,6 +224,12 @@ func (n *Node) look() {
 		}
 	}
 	w := n.witness(time.Now())
+	settled := false
+	select {
+	case <-n.settled:
+		settled = true
+	default:
+	}
 	for id, b := range n.beats {
 		if _, left := n.gone[id]; n.roster[id] == nil && !left && b.age < staleAfter {
 			n.add(id).m = b.m
@@ -240,8 +246,11 @@ func (n *Node) look() {
 		}
 		s := sighting{heard: n.since(p), row: p.row, gossip: p.gossip, replaced: p.replaced.Load()}
 		standing, alive := judge(s, w)
-		if p.leaving {
+		switch {
+		case p.leaving:
 			alive = false
+		case standing == Split && s.heard < 0 && !settled:
+			standing = Joining // we are: there was no time to hear it yet
 		}
 		n.tell(p, standing, alive)
 		if !alive && (!p.gossip || p.leaving) {
