@@ -325,17 +325,22 @@ func (n *Node) Broadcast(t Topic, body []byte) int {
 }
 
 func (n *Node) enqueue(p *peer, o outgoing) bool {
-	why := dropTooLarge
-	if len(o.body) <= MaxMessage {
-		if why = dropDisconnected; p.link.Load() != nil {
-			select {
-			case p.queue <- o:
-				n.metrics.messages.Inc()
-				return true
-			default:
-				why = dropQueueFull
-			}
+	why := dropQueueFull
+	switch size := int64(len(o.body)); {
+	case size > MaxMessage:
+		why = dropTooLarge
+	case p.link.Load() == nil:
+		why = dropDisconnected
+	case p.waits.Add(size) <= queueBytes:
+		select {
+		case p.queue <- o:
+			n.metrics.messages.Inc()
+			return true
+		default:
 		}
+		fallthrough
+	default:
+		p.waits.Add(-size)
 	}
 	p.dropped.Add(1)
 	n.metrics.dropped[why].Inc()
@@ -501,6 +506,19 @@ func (n *Node) lonely() error {
 	return nil
 }
 
+// countUnreachable counts the peers that are heard and can't be spoken to.
+func (n *Node) countUnreachable() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	count := 0
+	for _, p := range n.roster {
+		if p.listed && p.standing == Visible && n.unreachable(p) {
+			count++
+		}
+	}
+	return count
+}
+
 const maxSkew = 100 * time.Millisecond
 
 // Degraded is nil, or what an operator should look at: no peers seen though some are expected, a split, no heartbeat, a
@@ -512,6 +530,9 @@ func (n *Node) Degraded() error {
 		all = append(all, err.Error())
 	} else if v.Visible < v.Alive {
 		all = append(all, fmt.Sprintf("%d of %d living nodes can be heard; limits are shared out", v.Visible, v.Alive))
+	}
+	if k := n.countUnreachable(); k > 0 {
+		all = append(all, fmt.Sprintf("%d nodes can be heard and not reached at the address that they advertise (CLUSTER_ADVERTISE)", k))
 	}
 	if n.config.Database != nil && !v.Witness {
 		all = append(all, "the heartbeat does not reach the database")

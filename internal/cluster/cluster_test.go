@@ -5,8 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"converger/internal/cluster"
 )
@@ -177,5 +183,122 @@ func TestCalls(t *testing.T) {
 	b.stop()
 	if _, err := a.Call(ctx, b.ID(), topic, nil); !errors.Is(err, cluster.ErrUnreachable) {
 		t.Errorf("a call to one that left: %v", err)
+	}
+}
+
+// A receiver that hangs costs the sender nothing but the messages: it never waits, it counts, and goes on afterwards.
+func TestReceiverThatHangs(t *testing.T) {
+	t.Parallel()
+	hang := make(chan struct{})
+	release := sync.OnceFunc(func() { close(hang) })
+	t.Cleanup(release)
+	var got atomic.Int64
+	registry := prometheus.NewPedanticRegistry()
+	nodes := runAll(t, ports(t, 2), func(i int, c *cluster.Config) {
+		if i == 0 {
+			c.Registerer = registry
+		}
+	}, func(n *cluster.Node) {
+		n.Handle(topic, cluster.Handler{Receive: func(cluster.ID, cluster.Message) {
+			<-hang
+			got.Add(1)
+		}})
+	})
+	awaitWhole(t, nodes...)
+	a, b := nodes[0], nodes[1]
+	body := make([]byte, 64<<10)
+	sent, longest := 0, time.Duration(0)
+	const tries = 5000
+	for range tries {
+		began := time.Now()
+		if a.Send(b.ID(), topic, body) {
+			sent++
+		}
+		longest = max(longest, time.Since(began))
+	}
+	if sent == 0 || sent > 1000 {
+		t.Errorf("%d of %d messages of 64 KiB were taken", sent, tries)
+	}
+	if longest > time.Second {
+		t.Errorf("sending took up to %s", longest)
+	}
+	if dropped := value(t, registry, "converger_cluster_dropped_total"); dropped < float64(tries-sent) {
+		t.Errorf("%v of %d drops were counted", dropped, tries-sent)
+	}
+	// The sender notices that nobody answers, and hangs up.
+	a.await(t, "the connection given up", func(v *cluster.View) bool { return len(v.Peers) == 1 && !v.Peers[0].Connected })
+	release()
+	awaitWhole(t, nodes...)
+	before := got.Load()
+	for !a.Send(b.ID(), topic, body) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	a.await(t, "the message", func(*cluster.View) bool { return got.Load() > before })
+}
+
+func TestMetricsExistFromTheStart(t *testing.T) {
+	t.Parallel()
+	registry := prometheus.NewPedanticRegistry()
+	c := config("127.0.0.1:0", "127.0.0.1:1")
+	c.Registerer = registry
+	if _, err := cluster.New(c); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cluster.New(c); err == nil {
+		t.Error("two nodes were made on one registry")
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := strings.TrimPrefix(f.GetName(), "converger_cluster_")
+			for _, l := range m.GetLabel() {
+				name += " " + l.GetValue()
+			}
+			got[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	want := map[string]float64{
+		"alive": 1, "members joining": 0, "members split": 0, "members visible": 1, "clock_skew_seconds": 0,
+		"arrivals_total": 0, "departures_total left": 0, "departures_total died": 0, "splits_total": 0, "sessions_total": 0, "refused_total": 0,
+		"messages_queued_total": 0, "frames_sent_total": 0, "bytes_sent_total": 0, "frames_received_total": 0, "bytes_received_total": 0,
+		"dropped_total disconnected": 0, "dropped_total queue_full": 0, "dropped_total too_large": 0, "dropped_total no_handler": 0,
+		"calls_total ok": 0, "calls_total timeout": 0, "calls_total unreachable": 0, "calls_total error": 0,
+		"joins_total ok": 0, "joins_total failed": 0, "heartbeats_total ok": 0, "heartbeats_total failed": 0, "message_delay_seconds": 0,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A peer's series come and go with it: their number stays that of the members.
+func TestSeriesOfPeers(t *testing.T) {
+	t.Parallel()
+	registry := prometheus.NewPedanticRegistry()
+	nodes := runAll(t, ports(t, 2), func(i int, c *cluster.Config) {
+		if i == 0 {
+			c.Registerer = registry
+		}
+	})
+	awaitWhole(t, nodes...)
+	if age := value(t, registry, "converger_cluster_sync_age_seconds"); age > 5 {
+		t.Errorf("last heard %v s ago", age)
+	}
+	if l := value(t, registry, "converger_cluster_latency_seconds"); l <= 0 || l > 1 {
+		t.Errorf("latency %v s", l)
+	}
+	nodes[1].stop()
+	nodes[0].await(t, "nobody", alone)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "converger_cluster_sync_age_seconds" {
+			t.Errorf("a node that left has series: %v", f)
+		}
 	}
 }

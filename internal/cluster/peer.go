@@ -24,8 +24,11 @@ const (
 	// redialFirst and redialMax bound the pause between attempts to connect.
 	redialFirst = 50 * time.Millisecond
 	redialMax   = time.Second
-	// queueLen bounds the messages that wait for one peer. At a report every 2 ms it is half a second.
-	queueLen = 256
+	// queueLen and queueBytes bound what waits for one peer. At a report every 2 ms it is half a second.
+	queueLen   = 256
+	queueBytes = 8 << 20
+	// unreachableAfter is how long a peer's address may fail before an operator hears of it.
+	unreachableAfter = 5 * time.Second
 )
 
 // peer is another node, as long as it is known. The fields below mu belong to the roster's lock; the others are free.
@@ -40,7 +43,10 @@ type peer struct {
 	dropped atomic.Uint64
 	// replaced: another member answers at its address.
 	replaced atomic.Bool
-	queue    chan outgoing
+	// failing is Node.elapsed since which no session was had, 0: there is one, or nobody tried.
+	failing atomic.Int64
+	queue   chan outgoing
+	waits   atomic.Int64 // bytes in queue
 
 	// of the roster
 	m        member
@@ -66,6 +72,7 @@ func (p *peer) drop(count *dropCounter) {
 	for {
 		select {
 		case o := <-p.queue:
+			p.waits.Add(-int64(len(o.body)))
 			if o.kind == frameMessage {
 				p.dropped.Add(1)
 				count.Inc()
@@ -79,23 +86,19 @@ func (p *peer) drop(count *dropCounter) {
 // keep holds a session open to the peer until ctx ends.
 func (n *Node) keep(ctx context.Context, p *peer) {
 	pause := redialFirst
-	unreachable := time.Time{}
 	for ctx.Err() == nil {
 		address := n.addressOf(p)
-		began := time.Now()
 		wasUp, err := n.talk(ctx, p, address)
 		if ctx.Err() != nil {
 			return
 		}
 		n.kick()
 		if wasUp {
-			pause, unreachable = redialFirst, time.Time{}
+			pause = redialFirst
 		}
-		if unreachable.IsZero() {
-			unreachable = began
-		}
+		p.failing.CompareAndSwap(0, n.elapsed())
 		attrs := []any{slog.String("peer", p.id.String()), slog.String("address", address), slog.Any("error", err)}
-		if time.Since(unreachable) > 5*time.Second {
+		if n.unreachable(p) {
 			n.log.Warn("a member can't be reached at the address that it advertises", attrs...)
 		} else {
 			n.log.Debug("a connection to a member ended", attrs...)
@@ -106,6 +109,12 @@ func (n *Node) keep(ctx context.Context, p *peer) {
 		}
 		pause = min(2*pause, redialMax)
 	}
+}
+
+// unreachable tells whether a peer could not be reached for so long that it is no passing trouble.
+func (n *Node) unreachable(p *peer) bool {
+	since := p.failing.Load()
+	return since != 0 && n.elapsed()-since > int64(unreachableAfter)
 }
 
 var errSilent = errors.New("no answer for " + silence.String())
@@ -155,6 +164,7 @@ func (n *Node) talk(ctx context.Context, p *peer, address string) (wasUp bool, e
 			if !wasUp {
 				wasUp = true
 				p.replaced.Store(false)
+				p.failing.Store(0)
 				p.session.Add(1)
 				p.link.Store(cc)
 				n.metrics.sessions.Inc()
@@ -207,6 +217,7 @@ func (n *Node) send(ctx context.Context, stream grpc.ClientStream, p *peer, ping
 		case <-tick.C:
 			o = outgoing{kind: framePing}
 		case o = <-p.queue:
+			p.waits.Add(-int64(len(o.body)))
 		}
 	}
 }

@@ -12,8 +12,10 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"converger/internal/cluster"
 	"converger/internal/postgres"
@@ -86,7 +88,7 @@ func beNode(text string) error {
 type process struct {
 	id     cluster.ID
 	cmd    *exec.Cmd
-	views  chan string
+	seen   atomic.Pointer[string] // its last view, as show writes it
 	ended  chan struct{}
 	log    *lines
 	signal func(os.Signal)
@@ -101,7 +103,7 @@ func spawn(t testing.TB, spec nodeSpec, wrap ...string) *process {
 	args := append(wrap, os.Args[0])
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), envNode+"="+string(text))
-	p := &process{cmd: cmd, views: make(chan string, 1000), ended: make(chan struct{}), log: &lines{}}
+	p := &process{cmd: cmd, ended: make(chan struct{}), log: &lines{}}
 	cmd.Stderr = p.log
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -120,7 +122,7 @@ func spawn(t testing.TB, spec nodeSpec, wrap ...string) *process {
 			if x, ok := strings.CutPrefix(s.Text(), "id "); ok {
 				id <- x
 			} else if x, ok := strings.CutPrefix(s.Text(), "view "); ok {
-				p.views <- x
+				p.seen.Store(&x)
 			}
 		}
 		close(id)
@@ -146,6 +148,27 @@ func spawn(t testing.TB, spec nodeSpec, wrap ...string) *process {
 		t.Fatalf("%v\n%s", err, p.log)
 	}
 	return p
+}
+
+// await waits until the process sees so many of so many nodes, "2 of 3".
+func (p *process) await(t testing.TB, shares string) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		last := p.view()
+		if strings.HasPrefix(last, shares+";") || last == shares {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("process %s never saw %s; it sees %s", p.id, shares, last)
+		}
+	}
+}
+
+func (p *process) view() string {
+	if v := p.seen.Load(); v != nil {
+		return *v
+	}
+	return ""
 }
 
 func (p *process) kill() {
