@@ -31,7 +31,7 @@ func newGossip(label string, id ID, key, meta []byte, t *transport, at netip.Add
 	c.AdvertiseAddr, c.AdvertisePort = at.Addr().String(), int(at.Port())
 	c.TCPTimeout = 2 * time.Second // also of a join to an address where nobody answers
 	c.GossipInterval = 100 * time.Millisecond
-	c.RequireNodeNames = false
+	c.EnableCompression = false // the lists are small, and compressing them cost more than all the rest of gossip
 	c.Delegate = silent{meta}
 	c.Events = n
 	c.Logger = logger

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,15 +16,23 @@ import (
 )
 
 const (
-	// pingEvery is how often a peer is heard at least, and how often the round trip is measured.
-	pingEvery = 100 * time.Millisecond
+	// pingEvery is how often a peer is heard at least: by a ping, unless messages go out anyway. measureEvery is how often the
+	// round trip is measured at least.
+	pingEvery    = 100 * time.Millisecond
+	measureEvery = 500 * time.Millisecond
 	// silence ends a connection: after a cut a new one is up at once, while the old would wait for the kernel's next
-	// repetition, which the cut has put off ever further.
-	silence        = 2 * time.Second
+	// repetition, which the cut has put off ever further. A shorter cut the kernel heals as fast; and on a machine that is
+	// too busy to answer, opening anew makes it busier.
+	silence = 4 * time.Second
+	// connectTimeout bounds the way there, openTimeout the whole until the first answer: many handshakes at once, as after
+	// a mass restart, may take their time, and giving up would only add to them.
 	connectTimeout = 2 * time.Second
-	// redialFirst and redialMax bound the pause between attempts to connect.
+	openTimeout    = 5 * time.Second
+	// redialFirst and redialMax bound the pause between attempts to connect. Where the connection is had and nobody answers,
+	// somebody is too busy, or stopped: the pause grows to redialSlow, and ends when the peer is heard.
 	redialFirst = 50 * time.Millisecond
 	redialMax   = time.Second
+	redialSlow  = 5 * time.Second
 	// queueLen and queueBytes bound what waits for one peer. At a report every 2 ms it is half a second.
 	queueLen   = 256
 	queueBytes = 8 << 20
@@ -46,7 +55,8 @@ type peer struct {
 	// failing is Node.elapsed since which no session was had, 0: there is one, or nobody tried.
 	failing atomic.Int64
 	queue   chan outgoing
-	waits   atomic.Int64 // bytes in queue
+	waits   atomic.Int64  // bytes in queue
+	wake    chan struct{} // it has opened a stream to us, so it can be reached
 
 	// of the roster
 	m        member
@@ -105,9 +115,14 @@ func (n *Node) keep(ctx context.Context, p *peer) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(pause):
+		case <-p.wake:
+		case <-time.After(pause/2 + rand.N(pause/2)): // not all at once
 		}
-		pause = min(2*pause, redialMax)
+		most := redialMax
+		if errors.Is(err, errSilent) {
+			most = redialSlow
+		}
+		pause = min(2*pause, most)
 	}
 }
 
@@ -117,7 +132,7 @@ func (n *Node) unreachable(p *peer) bool {
 	return since != 0 && n.elapsed()-since > int64(unreachableAfter)
 }
 
-var errSilent = errors.New("no answer for " + silence.String())
+var errSilent = errors.New("no answer")
 
 // talk is one session: a connection, and on it the stream of our messages to the peer. wasUp tells whether the peer answered.
 func (n *Node) talk(ctx context.Context, p *peer, address string) (wasUp bool, err error) {
@@ -138,7 +153,7 @@ func (n *Node) talk(ctx context.Context, p *peer, address string) (wasUp bool, e
 		return false, err
 	}
 	defer cc.Close()
-	watchdog := time.AfterFunc(silence, func() { cancel(errSilent) })
+	watchdog := time.AfterFunc(openTimeout, func() { cancel(errSilent) })
 	defer watchdog.Stop()
 	hello := metadata.AppendToOutgoingContext(ctx, helloKey, string(n.hello))
 	stream, err := cc.NewStream(hello, &streamDesc, methodStream)
@@ -194,7 +209,12 @@ func (n *Node) send(ctx context.Context, stream grpc.ClientStream, p *peer, ping
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
 	o := outgoing{kind: framePing}
+	var measured time.Time
+	busy := false // a message went out since the last tick
 	for {
+		if busy = busy || o.kind == frameMessage; o.kind == framePing {
+			measured = time.Now()
+		}
 		head := make([]byte, 1, 32)
 		head[0] = o.kind
 		switch o.kind {
@@ -211,13 +231,17 @@ func (n *Node) send(ctx context.Context, stream grpc.ClientStream, p *peer, ping
 			return err
 		}
 		n.metrics.sent(len(head) + len(o.body))
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-			o = outgoing{kind: framePing}
-		case o = <-p.queue:
-			p.waits.Add(-int64(len(o.body)))
+		for next := false; !next; {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-tick.C:
+				next = !busy || time.Since(measured) >= measureEvery
+				o, busy = outgoing{kind: framePing}, false
+			case o = <-p.queue:
+				p.waits.Add(-int64(len(o.body)))
+				next = true
+			}
 		}
 	}
 }

@@ -88,7 +88,8 @@ func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 const (
 	streamWindow     = 1 << 20
 	connectionWindow = 4 << 20
-	maxCalls         = 4096 // at one time, of one member
+	bufferSize       = 16 << 10 // of each connection's reader; a report is a few KiB
+	maxCalls         = 4096     // at one time, of one member
 )
 
 // newServer makes the server of the node's methods.
@@ -101,7 +102,7 @@ func (n *Node) newServer() *grpc.Server {
 	}}
 	s := grpc.NewServer(grpc.Creds(creds), grpc.ForceServerCodecV2(rawCodec{}), grpc.MaxRecvMsgSize(MaxMessage+frameOverhead),
 		grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connectionWindow), grpc.MaxConcurrentStreams(maxCalls),
-		grpc.ConnectionTimeout(connectTimeout), grpc.WaitForHandlers(true))
+		grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize), grpc.SharedWriteBuffer(true), grpc.ConnectionTimeout(openTimeout), grpc.WaitForHandlers(true))
 	s.RegisterService(&grpc.ServiceDesc{
 		ServiceName: serviceName,
 		HandlerType: (*any)(nil),
@@ -122,8 +123,9 @@ func (n *Node) dial(id ID, address string, failed func(error)) (*grpc.ClientConn
 	return grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(watched{credentials.NewTLS(n.cred.client(id)), failed}),
 		grpc.WithContextDialer(func(ctx context.Context, a string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", a) }),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectTimeout}),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: openTimeout}),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(MaxMessage+frameOverhead)),
+		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize), grpc.WithSharedWriteBuffer(true),
 		grpc.WithInitialWindowSize(streamWindow), grpc.WithInitialConnWindowSize(connectionWindow),
 		grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithDisableHealthCheck(), grpc.WithIdleTimeout(0), grpc.WithNoProxy())
 }

@@ -296,7 +296,7 @@ func (n *Node) look() {
 
 // add puts a peer on the roster, whose lock is held.
 func (n *Node) add(id ID) *peer {
-	p := &peer{id: id, queue: make(chan outgoing, queueLen)}
+	p := &peer{id: id, queue: make(chan outgoing, queueLen), wake: make(chan struct{}, 1)}
 	n.roster[id] = p
 	peers := maps.Clone(n.roster)
 	n.peers.Store(&peers)
@@ -350,6 +350,10 @@ func (n *Node) admit(id ID, m member) *peer {
 		p.m = m
 	}
 	p.session.Add(1)
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
 	return p
 }
 
