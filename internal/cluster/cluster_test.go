@@ -37,6 +37,9 @@ func TestThreeNodesFindEachOther(t *testing.T) {
 	nodes[1].stop()
 	nodes[0].await(t, "the third alone", sees(nodes[2]))
 	t.Logf("a leaving node was gone after %s", time.Since(left))
+	if log := nodes[0].log.String(); !strings.Contains(log, "has left the cluster") || strings.Contains(log, "is gone") {
+		t.Error("a node that left is not told from one that died")
+	}
 }
 
 const topic cluster.Topic = 7
