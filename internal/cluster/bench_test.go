@@ -2,7 +2,6 @@ package cluster_test
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"runtime"
 	"syscall"
@@ -15,7 +14,7 @@ import (
 func benchPair(b *testing.B, h cluster.Handler) (from running, to cluster.ID) {
 	b.Helper()
 	nodes := runAll(b, ports(b, 2), func(_ int, c *cluster.Config) {
-		c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+		c.Logger = slog.New(slog.DiscardHandler)
 	}, func(n *cluster.Node) { n.Handle(topic, h) })
 	awaitWhole(b, nodes...)
 	return nodes[0], nodes[1].ID()
@@ -55,7 +54,7 @@ func BenchmarkMessage(b *testing.B) {
 func BenchmarkIdle(b *testing.B) {
 	const n = 20
 	nodes := runAll(b, ports(b, n), func(_ int, c *cluster.Config) {
-		c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+		c.Logger = slog.New(slog.DiscardHandler)
 	})
 	for deadline := time.Now().Add(5 * time.Minute); !sees(nodes[1:]...)(nodes[0].View()); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -219,7 +219,8 @@ func TestReceiverThatHangs(t *testing.T) {
 		}
 		longest = max(longest, time.Since(began))
 	}
-	if sent == 0 || sent > 1000 {
+	t.Logf("%d were taken", sent)
+	if sent == 0 || sent > 230 { // 8 MiB queued, and a window of 1 MiB on the way
 		t.Errorf("%d of %d messages of 64 KiB were taken", sent, tries)
 	}
 	if longest > time.Second {

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 )
 
@@ -113,10 +114,11 @@ func (f *finder) resolve(ctx context.Context, endpoint string) ([]netip.AddrPort
 type joiner struct {
 	n      *Node
 	gossip *gossip
-	self   []netip.Addr // of this machine
 	next   map[netip.AddrPort]time.Time
 	done   chan attempt
 	flying int
+	// attempts may outlast run by a time-out: who leaves does not wait for those that don't answer.
+	attempts sync.WaitGroup
 }
 
 type attempt struct {
@@ -141,9 +143,14 @@ func (j *joiner) run(ctx context.Context) {
 			missing = j.missing(list)
 		}
 		j.n.expect(len(j.others(list)), known)
-		j.attempt(missing)
+		j.attempt(ctx, missing)
 		for first && j.flying > 0 {
-			j.ended(<-j.done)
+			select {
+			case a := <-j.done:
+				j.ended(a)
+			case <-ctx.Done():
+				return
+			}
 		}
 		if first {
 			first = false
@@ -156,9 +163,6 @@ func (j *joiner) run(ctx context.Context) {
 			case a := <-j.done:
 				j.ended(a)
 			case <-ctx.Done():
-				for j.flying > 0 {
-					j.ended(<-j.done)
-				}
 				return
 			}
 		}
@@ -175,7 +179,7 @@ func (j *joiner) missing(list []netip.AddrPort) []netip.AddrPort {
 	return slices.DeleteFunc(j.others(list), func(a netip.AddrPort) bool { return slices.Contains(members, a) })
 }
 
-func (j *joiner) attempt(missing []netip.AddrPort) {
+func (j *joiner) attempt(ctx context.Context, missing []netip.AddrPort) {
 	now := time.Now()
 	for _, a := range missing {
 		if now.Before(j.next[a]) {
@@ -183,7 +187,13 @@ func (j *joiner) attempt(missing []netip.AddrPort) {
 		}
 		j.next[a] = now.Add(time.Hour) // until it has ended
 		j.flying++
-		go func() { j.done <- attempt{a, j.gossip.join(a)} }()
+		j.attempts.Go(func() {
+			err := j.gossip.join(a)
+			select {
+			case j.done <- attempt{a, err}:
+			case <-ctx.Done():
+			}
+		})
 	}
 	for a := range j.next { // addresses come and go
 		if !slices.Contains(missing, a) && now.After(j.next[a]) {

@@ -15,10 +15,7 @@ import (
 
 // gossip is memberlist: who is a member, agreed on by gossip and probes. It tells of arrivals and failures; whether a
 // member can be reached from here, only its connection tells.
-type gossip struct {
-	list *memberlist.Memberlist
-	news *news
-}
+type gossip struct{ list *memberlist.Memberlist }
 
 // newGossip starts memberlist on the transport.
 func newGossip(label string, id ID, key, meta []byte, t *transport, at netip.AddrPort, n *news, logger *log.Logger) (*gossip, error) {
@@ -39,7 +36,7 @@ func newGossip(label string, id ID, key, meta []byte, t *transport, at netip.Add
 	if err != nil {
 		return nil, err
 	}
-	return &gossip{list, n}, nil
+	return &gossip{list}, nil
 }
 
 // join exchanges the lists of members with whoever answers at the address.
@@ -58,15 +55,6 @@ func (g *gossip) addresses() []netip.AddrPort {
 		}
 	}
 	return out
-}
-
-// leave tells the others, and ends.
-func (g *gossip) leave(timeout time.Duration) error {
-	err := g.list.Leave(timeout)
-	if down := g.list.Shutdown(); err == nil {
-		err = down
-	}
-	return err
 }
 
 // silent is a delegate that sends nothing through gossip: its queue is no message bus.

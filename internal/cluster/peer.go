@@ -52,6 +52,8 @@ type peer struct {
 	dropped atomic.Uint64
 	// replaced: another member answers at its address.
 	replaced atomic.Bool
+	// removed: it is off the roster, so what comes on its streams would be lost.
+	removed atomic.Bool
 	// failing is Node.elapsed since which no session was had, 0: there is one, or nobody tried.
 	failing atomic.Int64
 	queue   chan outgoing
@@ -152,7 +154,7 @@ func (n *Node) talk(ctx context.Context, p *peer, address string) (wasUp bool, e
 	if err != nil {
 		return false, err
 	}
-	defer cc.Close()
+	defer func() { _ = cc.Close() }()
 	watchdog := time.AfterFunc(openTimeout, func() { cancel(errSilent) })
 	defer watchdog.Stop()
 	hello := metadata.AppendToOutgoingContext(ctx, helloKey, string(n.hello))

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -100,7 +101,7 @@ func spawn(t testing.TB, spec nodeSpec, wrap ...string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := append(wrap, os.Args[0])
+	args := slices.Concat(wrap, []string{os.Args[0]})
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), envNode+"="+string(text))
 	p := &process{cmd: cmd, ended: make(chan struct{}), log: &lines{}}

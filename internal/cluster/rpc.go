@@ -102,7 +102,7 @@ func (n *Node) newServer() *grpc.Server {
 	}}
 	s := grpc.NewServer(grpc.Creds(creds), grpc.ForceServerCodecV2(rawCodec{}), grpc.MaxRecvMsgSize(MaxMessage+frameOverhead),
 		grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connectionWindow), grpc.MaxConcurrentStreams(maxCalls),
-		grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize), grpc.SharedWriteBuffer(true), grpc.ConnectionTimeout(openTimeout), grpc.WaitForHandlers(true))
+		grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize), grpc.ConnectionTimeout(openTimeout), grpc.WaitForHandlers(true))
 	s.RegisterService(&grpc.ServiceDesc{
 		ServiceName: serviceName,
 		HandlerType: (*any)(nil),
@@ -125,7 +125,7 @@ func (n *Node) dial(id ID, address string, failed func(error)) (*grpc.ClientConn
 		grpc.WithContextDialer(func(ctx context.Context, a string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", a) }),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: openTimeout}),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(MaxMessage+frameOverhead)),
-		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize), grpc.WithSharedWriteBuffer(true),
+		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize),
 		grpc.WithInitialWindowSize(streamWindow), grpc.WithInitialConnWindowSize(connectionWindow),
 		grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithDisableHealthCheck(), grpc.WithIdleTimeout(0), grpc.WithNoProxy())
 }
@@ -155,6 +155,9 @@ func (n *Node) serveStream(s grpc.ServerStream) error {
 			return err
 		case len(b) == 0:
 			return status.Error(codes.InvalidArgument, "an empty frame")
+		}
+		if p.removed.Load() {
+			return status.Error(codes.Aborted, "you were taken for dead: call again")
 		}
 		n.hear(p)
 		n.metrics.received(len(b))

@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -157,7 +156,7 @@ func (b book) LookupNetIP(_ context.Context, network, host string) ([]netip.Addr
 func TestFinder(t *testing.T) {
 	t.Parallel()
 	b := book{}
-	f := &finder{resolver: b, query: "hub.test:7946", log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	f := &finder{resolver: b, query: "hub.test:7946", log: slog.New(slog.DiscardHandler)}
 	check := func(what string, known bool, want ...string) {
 		t.Helper()
 		list, ok := f.find(t.Context())

@@ -63,7 +63,8 @@ func (n *Node) Run(ctx context.Context) error {
 	var work sync.WaitGroup
 	work.Go(func() { n.keeper(ctx) })
 	work.Go(func() { n.heartbeat(ctx) })
-	work.Go(func() { (&joiner{n: n, gossip: g}).run(ctx) })
+	joining := joiner{n: n, gossip: g}
+	work.Go(func() { joining.run(ctx) })
 	work.Go(func() { n.settling(ctx) })
 	<-ctx.Done()
 	work.Wait()
@@ -91,6 +92,7 @@ func (n *Node) Run(ctx context.Context) error {
 	graceful.Stop()
 	err = g.list.Shutdown()
 	loops.Wait()
+	joining.attempts.Wait()
 	if err != nil {
 		return fmt.Errorf("cluster: close the port: %w", err)
 	}
@@ -236,7 +238,6 @@ func (n *Node) look() {
 		}
 	}
 	v := &View{Visible: 1, Alive: 1, Witness: w == witnessRecent || w == witnessSteady, Skew: time.Duration(n.skew.Load())}
-	changed := false
 	for id, p := range n.roster {
 		p.row = rowNone
 		if b, ok := n.beats[id]; ok {
@@ -283,7 +284,7 @@ func (n *Node) look() {
 		return 1
 	})
 	old := n.seen.Load()
-	changed = old.view.Witness != v.Witness || !slices.EqualFunc(old.view.Peers, v.Peers, func(a, b Peer) bool {
+	changed := old.view.Witness != v.Witness || !slices.EqualFunc(old.view.Peers, v.Peers, func(a, b Peer) bool {
 		return a.ID == b.ID && a.Standing == b.Standing && a.Session == b.Session && a.Connected == b.Connected
 	})
 	if !changed {
@@ -308,6 +309,7 @@ func (n *Node) remove(p *peer) {
 	if p.cancel != nil {
 		p.cancel()
 	}
+	p.removed.Store(true)
 	delete(n.roster, p.id)
 	peers := maps.Clone(n.roster)
 	n.peers.Store(&peers)
@@ -349,11 +351,13 @@ func (n *Node) admit(id ID, m member) *peer {
 	if p.m.Address == "" {
 		p.m = m
 	}
+	p.heard.Store(n.elapsed()) // before the roster's lock is given back, or it might be taken for dead
 	p.session.Add(1)
 	select {
 	case p.wake <- struct{}{}:
 	default:
 	}
+	n.kick()
 	return p
 }
 
@@ -369,7 +373,7 @@ func (n *Node) left(p *peer) {
 // hear notes a frame of a peer.
 func (n *Node) hear(p *peer) {
 	now := n.elapsed()
-	if before := p.heard.Swap(now); before == 0 || now-before > int64(visibleFor) {
+	if before := p.heard.Swap(now); now-before > int64(visibleFor) {
 		n.kick()
 	}
 }
