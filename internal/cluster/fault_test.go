@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/jackc/pgx/v5"
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
@@ -550,5 +553,48 @@ func TestBoundToAllAddresses(t *testing.T) {
 	awaitWhole(t, all, other)
 	if err := all.Degraded(); err != nil {
 		t.Errorf("its own address counts as a peer that is missing: %v", err)
+	}
+}
+
+// The row of a node comes when it takes requests and goes when it stops; those of nodes that were killed long ago are swept.
+func TestHeartbeatRow(t *testing.T) {
+	t.Parallel()
+	url := pgtest.New(t)
+	pool := heartbeats(t, url)
+	const old, older = "00000000000000aa", "00000000000000bb"
+	for id, age := range map[string]string{old: "30 seconds", older: "2 hours"} {
+		if _, err := pool.Exec(t.Context(), `INSERT INTO cluster_nodes (id, label, name, address, version, started_at, seen_at)
+			VALUES ($1, 'test', '', '127.0.0.1:1', '', now(), clock_timestamp() - $2::text::interval)`, id, age); err != nil {
+			t.Fatal(err)
+		}
+	}
+	address := at(freePort(t))
+	c := config(address, address)
+	c.Database = heartbeats(t, url)
+	n := run(t, c)
+	beating(t, url, n.ID())
+	if v := n.View(); !alone(v) || !v.Witness {
+		t.Errorf("it sees %s", show(v))
+	}
+	type row struct{ ID, Label, Name, Address, Version string }
+	read := func() []row {
+		t.Helper()
+		rows, err := pool.Query(t.Context(), `SELECT id, label, name, address, version FROM cluster_nodes WHERE started_at <= now() ORDER BY id`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	kept := row{old, "test", "", "127.0.0.1:1", ""}
+	if diff := cmp.Diff([]row{kept, {n.ID().String(), "test", c.NodeName, address, "test"}}, read(), cmpopts.SortSlices(func(a, b row) bool { return a.ID < b.ID })); diff != "" {
+		t.Error(diff)
+	}
+	n.stop()
+	if diff := cmp.Diff([]row{kept}, read()); diff != "" {
+		t.Errorf("after its stop:\n%s", diff)
 	}
 }

@@ -201,8 +201,21 @@ func (n *Node) keeper(ctx context.Context) {
 	}
 }
 
-// look takes the news in, judges every peer and publishes the view.
+// look takes the news in, judges every peer, publishes the view and logs what has changed.
 func (n *Node) look() {
+	for _, r := range n.judgeAll() {
+		n.log.Log(context.Background(), r.level, r.text, r.attrs...)
+	}
+}
+
+// remark is a line for the log: written when the roster's lock is given back, since writing may block.
+type remark struct {
+	level slog.Level
+	text  string
+	attrs []any
+}
+
+func (n *Node) judgeAll() (remarks []remark) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, t := range n.news.take() {
@@ -253,7 +266,10 @@ func (n *Node) look() {
 		case standing == Split && s.heard < 0 && !settled:
 			standing = Joining // we are: there was no time to hear it yet
 		}
-		n.tell(p, standing, alive)
+		if level, text := n.note(p, standing, alive); text != "" {
+			remarks = append(remarks, remark{level, text, []any{
+				slog.String("peer", id.String()), slog.String("name", p.m.Name), slog.String("address", p.m.Address)}})
+		}
 		if !alive && (!p.gossip || p.leaving) {
 			n.remove(p)
 			continue
@@ -289,10 +305,11 @@ func (n *Node) look() {
 	})
 	if !changed {
 		n.seen.Store(&published{v, old.changed})
-		return
+		return remarks
 	}
 	n.seen.Store(&published{v, make(chan struct{})})
 	close(old.changed)
+	return remarks
 }
 
 // add puts a peer on the roster, whose lock is held.
@@ -315,26 +332,26 @@ func (n *Node) remove(p *peer) {
 	n.peers.Store(&peers)
 }
 
-// tell logs and counts what became of a peer.
-func (n *Node) tell(p *peer, standing Standing, alive bool) {
-	attrs := []any{slog.String("peer", p.id.String()), slog.String("name", p.m.Name), slog.String("address", p.m.Address)}
+// note counts what became of a peer, and gives the words for it, if it is worth any.
+func (n *Node) note(p *peer, standing Standing, alive bool) (level slog.Level, text string) {
 	switch was, now := p.listed && p.standing != Joining, alive && standing != Joining; {
 	case !was && now && standing == Visible:
 		n.metrics.arrivals.Inc()
-		n.log.Info("a node has joined the cluster", attrs...)
+		level, text = slog.LevelInfo, "a node has joined the cluster"
 	case now && standing == Split && (!was || p.standing != Split):
 		n.metrics.splits.Inc()
-		n.log.Warn("a node that lives can't be heard: limits are shared out", attrs...)
+		level, text = slog.LevelWarn, "a node that lives can't be heard: limits are shared out"
 	case was && now && standing == Visible && p.standing == Split:
-		n.log.Info("a node can be heard again", attrs...)
+		level, text = slog.LevelInfo, "a node can be heard again"
 	case was && !now && p.leaving:
 		n.metrics.left.Inc()
-		n.log.Info("a node has left the cluster", attrs...)
+		level, text = slog.LevelInfo, "a node has left the cluster"
 	case was && !now:
 		n.metrics.died.Inc()
-		n.log.Warn("a node is gone", attrs...)
+		level, text = slog.LevelWarn, "a node is gone"
 	}
 	p.standing, p.listed = standing, alive
+	return level, text
 }
 
 // admit finds or makes the peer that has opened a stream to us; nil if it said before that it leaves.
