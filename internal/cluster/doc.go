@@ -14,7 +14,7 @@
 // the whole rule. Gossip alone would not do: a node that is alive to it may be unreachable from here.
 //
 // Gossip and connections share one port, TCP and UDP. Both are authenticated and encrypted by keys derived from the
-// cluster's secret and label (docs/adr/0019-connect-nodes-by-gossip-grpc-and-a-secret.md).
+// cluster's secret and label (docs/adr/0024-connect-nodes-by-gossip-grpc-and-a-secret.md).
 //
 // # What it imports
 //
