@@ -23,17 +23,30 @@ func (i Instant) Add(d time.Duration) Instant { return i + Instant(d) }
 type Clock struct {
 	start time.Time
 	unix  int64
+	read  func() Instant
 }
 
 // NewClock reads the wall clock once.
 func NewClock() Clock {
 	t := time.Now()
-	return Clock{t, t.UnixNano()}
+	return Clock{start: t, unix: t.UnixNano()}
 }
+
+// ClockFrom is a clock that read tells, such as one that all nodes of a cluster
+// agree on.
+func ClockFrom(read func() Instant) Clock { return Clock{read: read} }
+
+// IsZero tells whether c is no clock.
+func (c Clock) IsZero() bool { return c.read == nil && c.start.IsZero() }
 
 // Now reads the clock. It costs more than a check: read it once a request, just
 // before the check, and pass it down.
-func (c Clock) Now() Instant { return Instant(c.unix + int64(time.Since(c.start))) }
+func (c Clock) Now() Instant {
+	if c.read != nil {
+		return c.read()
+	}
+	return Instant(c.unix + int64(time.Since(c.start)))
+}
 
 // Item is one budget and what a request wants of it.
 type Item struct {
