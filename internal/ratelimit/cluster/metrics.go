@@ -15,7 +15,7 @@ type metrics struct {
 	tick                     prometheus.Histogram
 }
 
-var dropReasons = []string{"malformed", "full", "other_policy", "too_many_peers"}
+var dropReasons = []string{"malformed", "full", "other_policy", "clock", "too_many_peers"}
 
 func (m *metrics) dropped(reason string) { m.drops.WithLabelValues(reason).Inc() }
 

@@ -18,6 +18,7 @@ type peer struct {
 	latency atomic.Int64 // ns
 	heard   atomic.Int64 // Instant of the last message
 	ends    atomic.Int64 // Instant at which the last window it reported ends
+	healed  atomic.Int64 // Instant at which it was heard again after a split; 0: it never was away
 
 	// guarded by peersMu
 	name    string
@@ -30,6 +31,12 @@ type peer struct {
 func (p *peer) outlives(end ratelimit.Instant) {
 	for old := p.ends.Load(); old < int64(end) && !p.ends.CompareAndSwap(old, int64(end)); old = p.ends.Load() {
 	}
+}
+
+// healedSince tells whether a split from the peer ended since a stamp.
+func (p *peer) healedSince(at uint32, now ratelimit.Instant) bool {
+	h := ratelimit.Instant(p.healed.Load())
+	return h != 0 && now-h < ratelimit.Instant(time.Hour) && int32(at-stamp(h)) < 0
 }
 
 // delays tells how much longer than usual a message was on its way. Clocks that
@@ -139,6 +146,16 @@ func (s *Store) receive(from ID, body []byte, now ratelimit.Instant) error {
 
 // take merges one record.
 func (s *Store) take(p *peer, slot int, rec *record, kind byte, now ratelimit.Instant) {
+	tokens := rec.shape.Algorithm() == ratelimit.TokenBucket
+	if win, _ := rec.shape.Window(now); !tokens && int32(rec.win-win) > 1 {
+		s.m.dropped("clock")
+		return
+	}
+	if rec.count|rec.prev == 0 && rec.demand == 0 && len(rec.others) == 0 {
+		if _, ok := s.Counter(rec.key); !ok {
+			return // it has ended there, and never began here
+		}
+	}
 	c, ok := s.Ensure(rec.key, rec.shape, now)
 	if !ok {
 		s.m.dropped("full")
@@ -157,7 +174,6 @@ func (s *Store) take(p *peer, slot int, rec *record, kind byte, now ratelimit.In
 			_, shape = c.Load()
 		}
 	}
-	tokens := rec.shape.Algorithm() == ratelimit.TokenBucket
 	if !tokens {
 		p.outlives(rec.shape.WindowStart(rec.win + 2))
 	}
@@ -181,11 +197,13 @@ func (s *Store) take(p *peer, slot int, rec *record, kind byte, now ratelimit.In
 	}
 	reg := &ch.registers(i)[slot]
 	first := reg.batch == 0
+	// What a peer spent beyond a split came out of its own share.
+	level := kind == kindState || !s.table.Load().visible(slot) || p.healedSince(reg.at, now)
 	grown, taken := reg.merge(m)
 	e.head.Store(0)
 	e.mu.Unlock()
 	if taken && tokens {
-		s.book(c, rec, grown, first, kind, now)
+		s.book(c, rec, grown, first, level, now)
 	}
 	for _, o := range rec.others {
 		s.takeOther(rec, o, shape, now)
@@ -201,9 +219,11 @@ func inShape(to, from *ratelimit.Policy, m register, now ratelimit.Instant) regi
 	return m
 }
 
-// book subtracts from a token bucket what a peer has spent, even below zero.
-func (s *Store) book(c local.Counter, rec *record, grown int64, first bool, kind byte, now ratelimit.Instant) {
-	if kind == kindState { // the level at the peer has everything in it, also what others spent
+// book subtracts from a token bucket what a peer has spent, even below zero; or,
+// when the difference to its last report says nothing, makes the bucket no fuller
+// than the peer's.
+func (s *Store) book(c local.Counter, rec *record, grown int64, first, level bool, now ratelimit.Instant) {
+	if level {
 		state, shape := c.Load()
 		if shape == 0 {
 			return

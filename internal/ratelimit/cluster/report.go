@@ -422,6 +422,10 @@ func (s *Store) look(now ratelimit.Instant) {
 		}
 		s.peers[slot].name = p.Name
 		s.peers[slot].latency.Store(int64(p.Latency))
+		if t := s.table.Load(); p.Visible && slot < len(t.slots) && t.slots[slot].id == p.ID && !t.slots[slot].visible {
+			s.peers[slot].healed.Store(int64(now))
+			delete(s.synced, p.ID)
+		}
 		retell = retell || p.Session > s.peers[slot].session && s.peers[slot].session > 0
 		s.peers[slot].session = p.Session
 		behind = behind || p.Visible && s.synced[p.ID] != p.Session+1

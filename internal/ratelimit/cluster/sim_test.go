@@ -163,7 +163,7 @@ func (n *node) Fetch(_ context.Context, from ID, each func([]byte) error) error 
 	return errCut
 }
 
-func (n *node) Reset(ctx context.Context, to ID, k ratelimit.Key) error {
+func (n *node) ResetPeer(ctx context.Context, to ID, k ratelimit.Key) error {
 	if o := n.peer(to); o != nil {
 		return o.ResetOwn(ctx, o.clock.Now(), k)
 	}

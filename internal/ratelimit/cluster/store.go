@@ -53,8 +53,8 @@ type Network interface {
 	Flush(ctx context.Context) error
 	// Fetch asks a peer for its Store.State, piece by piece.
 	Fetch(ctx context.Context, from ID, each func(piece []byte) error) error
-	// Reset asks a peer for Store.ResetOwn of a key.
-	Reset(ctx context.Context, to ID, k ratelimit.Key) error
+	// ResetPeer asks a peer for Store.ResetOwn of a key.
+	ResetPeer(ctx context.Context, to ID, k ratelimit.Key) error
 }
 
 // The defaults of Config.
@@ -408,14 +408,15 @@ func (s *Store) Convert(link uint32, shape uint64, p *ratelimit.Policy, state ra
 	switch {
 	case was && is:
 		return p.Convert(shape, state, now)
-	case was: // the bucket holds what all have spent: each takes its part of it
-		n := uint32(s.table.Load().n)
-		part := p.Fresh(now)
-		part.Word += uint64((old.Used(state, now) + n - 1) / n)
+	case was: // the bucket holds what all have spent: each takes its part of that
+		mine, all := float64(e.spent.Load()), float64(e.spent.Load())
 		for j := range regs {
+			all += float64(regs[j].count)
 			regs[j].win, regs[j].count, regs[j].prev, regs[j].known = 0, 0, 0, 0
 		}
-		return part
+		own := p.Fresh(now)
+		own.Word += uint64(math.Ceil(float64(old.Used(state, now)) * mine / max(all, 1)))
+		return own
 	}
 	index, _ := p.Window(now)
 	others := uint32(0)
@@ -450,7 +451,7 @@ func (s *Store) Reset(ctx context.Context, now ratelimit.Instant, k ratelimit.Ke
 	for i, p := range peers {
 		if p.Visible {
 			wg.Go(func() {
-				if err := s.network.Reset(ctx, p.ID, k); err != nil {
+				if err := s.network.ResetPeer(ctx, p.ID, k); err != nil {
 					errs[i] = fmt.Errorf("ratelimit/cluster: reset at %016x: %w", uint64(p.ID), err)
 				}
 			})
