@@ -77,6 +77,9 @@ func (m *mailbox) Pop() any {
 
 func newSim(tb testing.TB, nodes int, c conditions) *sim {
 	tb.Helper()
+	if raceEnabled {
+		tb.Skip("one goroutine in simulated time: slow to watch, and nothing to find")
+	}
 	s := &sim{tb: tb, now: begin, rng: rand.New(rand.NewPCG(1, uint64(nodes))), net: c}
 	for i := range nodes {
 		s.nodes = append(s.nodes, s.start(i))

@@ -407,7 +407,7 @@ func TestParallelCallersOnThreeNodes(t *testing.T) {
 	t.Parallel()
 	for _, a := range algorithms {
 		nodes := newMesh(t, 3, Config{})
-		const limit = 3000
+		const limit = 2000
 		it := item(newPolicy(t, ratelimit.Rule{Limit: limit, Scale: 24 * time.Hour, Algorithm: a}), 1)
 		small := newPolicy(t, ratelimit.Rule{Limit: 10, Scale: time.Second, Algorithm: a})
 		var mu sync.Mutex
@@ -423,7 +423,7 @@ func TestParallelCallersOnThreeNodes(t *testing.T) {
 			for w := range 2 {
 				callers.Go(func() {
 					got := 0
-					for i := range 3000 {
+					for i := range 1500 {
 						if i%10 == 9 {
 							time.Sleep(time.Millisecond) // the pace of a flood, not of a loop
 						}
