@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -80,7 +79,7 @@ func (a *ages) Collect(ch chan<- prometheus.Metric) {
 		if h := p.heard.Load(); !p.gone && h != 0 {
 			name := p.name
 			if name == "" {
-				name = fmt.Sprintf("%016x", uint64(p.id))
+				name = p.id.String()
 			}
 			oldest[name] = max(oldest[name], time.Duration(int64(now)-h))
 		}

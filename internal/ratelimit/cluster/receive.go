@@ -8,13 +8,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"converger/internal/cluster"
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/local"
 )
 
 // peer is one start of a node that was heard of.
 type peer struct {
-	id      ID
+	id      cluster.ID
 	latency atomic.Int64 // ns
 	heard   atomic.Int64 // Instant of the last message
 	ends    atomic.Int64 // Instant at which the last window it reported ends
@@ -61,7 +62,7 @@ func (d *delays) late(diff int64, now ratelimit.Instant) int64 {
 }
 
 // slot is the place of a peer in the registers; peersMu is held.
-func (s *Store) slot(id ID, now ratelimit.Instant) int {
+func (s *Store) slot(id cluster.ID, now ratelimit.Instant) int {
 	if i, ok := s.slotOf[id]; ok {
 		return i
 	}
@@ -102,11 +103,28 @@ func (s *Store) slot(id ID, now ratelimit.Instant) int {
 // maxSlots bounds the peers whose counts are held, dead ones included.
 const maxSlots = 256
 
-// Receive takes in a message of a peer. Messages of one peer come one at a time,
-// those of different ones side by side. body is not kept.
-func (s *Store) Receive(from ID, body []byte) error { return s.receive(from, body, s.clock.Now()) }
+// Handler is what the node's connections call for Topic.
+func (s *Store) Handler() cluster.Handler {
+	return cluster.Handler{
+		Receive: func(from cluster.ID, m cluster.Message) {
+			// What can't be read is counted; another version's messages are no use to log one by one.
+			_ = s.receive(from, m.Body, s.clock.Now())
+		},
+		Answer: func(ctx context.Context, _ cluster.ID, request []byte) ([]byte, error) {
+			k, err := readReset(request)
+			if err != nil {
+				return nil, err
+			}
+			return nil, s.resetOwn(ctx, s.clock.Now(), k)
+		},
+		State: func(_ context.Context, _ cluster.ID, send func([]byte) error) error { return s.state(send) },
+	}
+}
 
-func (s *Store) receive(from ID, body []byte, now ratelimit.Instant) error {
+// receive takes in a message of a peer. Messages of one peer come one at a time,
+// those of different ones side by side. body is not kept.
+
+func (s *Store) receive(from cluster.ID, body []byte, now ratelimit.Instant) error {
 	var r reader
 	if err := r.begin(body); err != nil {
 		s.m.dropped("malformed")
@@ -248,7 +266,7 @@ func (s *Store) book(c local.Counter, rec *record, grown int64, first, level boo
 
 // takeOther merges what a peer knows of a node that we can't hear.
 func (s *Store) takeOther(rec *record, o other, shape uint64, now ratelimit.Instant) {
-	if shape != rec.shape.Shape() || o.id == s.network.View().Self {
+	if shape != rec.shape.Shape() || o.id == s.network.ID() {
 		return
 	}
 	s.peersMu.Lock()
@@ -278,9 +296,9 @@ func (s *Store) takeOther(rec *record, o other, shape uint64, now ratelimit.Inst
 	}
 }
 
-// State passes on what this node has counted, and knows of nodes that the asker
-// can't hear, in pieces for Receive.
-func (s *Store) State(send func(piece []byte) error) error {
+// state passes on what this node has counted, and knows of nodes that the asker
+// can't hear, in pieces for receive.
+func (s *Store) state(send func(piece []byte) error) error {
 	for part, more := 0, true; more; part++ {
 		var pieces [][]byte
 		now := s.clock.Now()
@@ -356,29 +374,25 @@ func (s *Store) stateOf(c local.Counter, now ratelimit.Instant) {
 // did not answer; Run asks them again.
 func (s *Store) Sync(ctx context.Context) error {
 	s.look(s.clock.Now())
-	type ask struct {
-		id      ID
-		session uint64
-	}
-	var asks []ask
+	var asks []cluster.Peer
 	s.peersMu.Lock()
 	for _, p := range s.seen.Peers {
-		if p.Visible && s.synced[p.ID] != p.Session+1 {
-			asks = append(asks, ask{p.ID, p.Session + 1})
+		if p.Standing == cluster.Visible && s.synced[p.ID] != p.Session+1 {
+			asks = append(asks, p)
 		}
 	}
 	s.peersMu.Unlock()
 	errs := make([]error, len(asks))
 	var wg sync.WaitGroup
-	for i, a := range asks {
+	for i, p := range asks {
 		wg.Go(func() {
-			err := s.network.Fetch(ctx, a.id, func(piece []byte) error { return s.Receive(a.id, piece) })
+			err := s.network.Fetch(ctx, p.ID, Topic, func(piece []byte) error { return s.receive(p.ID, piece, s.clock.Now()) })
 			if err != nil {
-				errs[i] = fmt.Errorf("ratelimit/cluster: state of %016x: %w", uint64(a.id), err)
+				errs[i] = fmt.Errorf("ratelimit/cluster: counts of %v: %w", p.ID, err)
 				return
 			}
 			s.peersMu.Lock()
-			s.synced[a.id] = a.session
+			s.synced[p.ID] = p.Session + 1
 			s.peersMu.Unlock()
 		})
 	}

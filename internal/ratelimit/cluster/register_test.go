@@ -6,12 +6,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"converger/internal/cluster"
 )
 
 // Registers of some starts of nodes, as a set that merges.
-type registers map[ID]register
+type registers map[cluster.ID]register
 
-func (rs registers) merge(id ID, m register) (grown int64) {
+func (rs registers) merge(id cluster.ID, m register) (grown int64) {
 	r := rs[id]
 	grown, _ = r.merge(m)
 	rs[id] = r
@@ -21,10 +23,10 @@ func (rs registers) merge(id ID, m register) (grown int64) {
 // history draws what some starts of nodes sent: each batch number once, counts that
 // rise and, by refunds and resets, fall.
 func history(rt *rapid.T) (sent []struct {
-	id ID
+	id cluster.ID
 	m  register
 }) {
-	for id := ID(1); id <= ID(rapid.IntRange(1, 4).Draw(rt, "starts")); id++ {
+	for id := cluster.ID(1); id <= cluster.ID(rapid.IntRange(1, 4).Draw(rt, "starts")); id++ {
 		batch := rapid.SampledFrom([]uint32{0, 1<<31 - 3, 1<<32 - 4}).Draw(rt, "first batch")
 		win, spent := uint32(7), uint32(0)
 		for range rapid.IntRange(0, 12).Draw(rt, "messages") {
@@ -36,7 +38,7 @@ func history(rt *rapid.T) (sent []struct {
 			}
 			spent = uint32(max(0, int(spent)+rapid.IntRange(-3, 10).Draw(rt, "spent")))
 			sent = append(sent, struct {
-				id ID
+				id cluster.ID
 				m  register
 			}{id, register{batch: batch, win: win, count: spent, known: spent}})
 		}
@@ -56,7 +58,7 @@ func TestMergeLaws(t *testing.T) {
 		}
 		seed := rapid.Uint64().Draw(rt, "order")
 		rng := rand.New(rand.NewPCG(seed, 1))
-		got, tokens := registers{}, map[ID]int64{}
+		got, tokens := registers{}, map[cluster.ID]int64{}
 		for range 2 {
 			for _, i := range rng.Perm(len(sent)) {
 				if rng.IntN(4) == 0 && sent[i].m != want[sent[i].id] { // lost, but not the last

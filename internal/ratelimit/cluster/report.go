@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"converger/internal/cluster"
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/local"
 )
@@ -349,7 +350,7 @@ func (s *Store) send() {
 	}
 	s.m.sent.Add(1)
 	s.m.sentBytes.Add(float64(len(s.w.b)))
-	s.network.Broadcast(s.w.b)
+	s.network.Broadcast(Topic, s.w.b)
 	s.w.b = nil
 }
 
@@ -415,20 +416,24 @@ func (s *Store) look(now ratelimit.Instant) {
 		return
 	}
 	retell, behind := false, false
+	old := s.table.Load()
 	for _, p := range v.Peers {
+		if p.Standing == cluster.Joining { // it admits nothing yet
+			continue
+		}
 		slot := s.slot(p.ID, now)
 		if slot < 0 {
 			continue
 		}
-		s.peers[slot].name = p.Name
-		s.peers[slot].latency.Store(int64(p.Latency))
-		if t := s.table.Load(); p.Visible && slot < len(t.slots) && t.slots[slot].id == p.ID && !t.slots[slot].visible {
-			s.peers[slot].healed.Store(int64(now))
+		known, visible := s.peers[slot], p.Standing == cluster.Visible
+		if visible && slot < len(old.slots) && old.slots[slot].id == p.ID && !old.slots[slot].visible {
+			known.healed.Store(int64(now))
 			delete(s.synced, p.ID)
 		}
-		retell = retell || p.Session > s.peers[slot].session && s.peers[slot].session > 0
-		s.peers[slot].session = p.Session
-		behind = behind || p.Visible && s.synced[p.ID] != p.Session+1
+		retell = retell || p.Session > known.session && known.session > 0
+		behind = behind || visible && s.synced[p.ID] != p.Session+1
+		known.name, known.session = p.Name, p.Session
+		known.latency.Store(int64(p.Latency))
 	}
 	t := &table{n: max(v.Alive, 1), slots: make([]standing, len(s.peers))}
 	if s.full {
@@ -436,13 +441,13 @@ func (s *Store) look(now ratelimit.Instant) {
 	}
 	for slot, p := range s.peers {
 		t.slots[slot].id = p.id
-		i := slices.IndexFunc(v.Peers, func(q Peer) bool { return q.ID == p.id })
+		i := slices.IndexFunc(v.Peers, func(q cluster.Peer) bool { return q.ID == p.id && q.Standing != cluster.Joining })
 		if p.gone = i < 0; p.gone {
 			delete(s.synced, p.id)
 			continue
 		}
 		q := v.Peers[i]
-		t.slots[slot] = standing{p.id, q.Visible, !q.Visible && !s.full, q.Latency.Seconds()}
+		t.slots[slot] = standing{p.id, q.Standing == cluster.Visible, q.Standing == cluster.Split && !s.full, q.Latency.Seconds()}
 	}
 	s.seen = v
 	s.table.Store(t)

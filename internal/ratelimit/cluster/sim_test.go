@@ -3,12 +3,12 @@ package cluster
 import (
 	"container/heap"
 	"context"
-	"errors"
 	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
 
+	"converger/internal/cluster"
 	"converger/internal/ratelimit"
 )
 
@@ -27,7 +27,7 @@ type sim struct {
 	nodes []*node
 	mail  mailbox
 	net   conditions
-	nextN ID
+	nextN cluster.ID
 }
 
 type conditions struct {
@@ -43,10 +43,10 @@ type conditions struct {
 type node struct {
 	*Store
 	sim      *sim
-	id       ID
+	id       cluster.ID
 	index    int
 	skew     ratelimit.Instant
-	view     *View
+	view     *cluster.View
 	dead     bool
 	nextPoll ratelimit.Instant
 	messages int
@@ -98,7 +98,7 @@ func newSim(tb testing.TB, nodes int, c conditions) *sim {
 // start makes a node with a new identity; nobody knows it before views.
 func (s *sim) start(index int) *node {
 	s.nextN++
-	n := &node{sim: s, id: s.nextN, index: index, view: &View{Self: s.nextN, Visible: 1, Alive: 1}}
+	n := &node{sim: s, id: s.nextN, index: index, view: &cluster.View{Visible: 1, Alive: 1}}
 	if s.net.skew != nil {
 		n.skew = ratelimit.Instant(s.net.skew(index))
 	}
@@ -116,26 +116,30 @@ func (s *sim) start(index int) *node {
 // views lets every node see all that live, those behind a cut as invisible.
 func (s *sim) views() {
 	for _, n := range s.nodes {
-		v := &View{Self: n.id, Visible: 1, Alive: 1}
+		v := &cluster.View{Visible: 1, Alive: 1}
 		for _, o := range s.nodes {
 			if o == n || o.dead {
 				continue
 			}
-			visible := s.net.cut == nil || !s.net.cut(o, n)
-			v.Peers = append(v.Peers, Peer{ID: o.id, Visible: visible, Latency: s.net.latency, Session: 1})
+			p := cluster.Peer{ID: o.id, Standing: cluster.Visible, Latency: s.net.latency, Session: 1}
 			v.Alive++
-			if visible {
+			if s.net.cut != nil && s.net.cut(o, n) {
+				p.Standing = cluster.Split
+			} else {
 				v.Visible++
 			}
+			v.Peers = append(v.Peers, p)
 		}
 		n.view = v
 		n.look(n.clock.Now())
 	}
 }
 
-func (n *node) View() *View                 { return n.view }
+func (n *node) ID() cluster.ID              { return n.id }
+func (n *node) View() *cluster.View         { return n.view }
 func (n *node) Flush(context.Context) error { return nil }
-func (n *node) Broadcast(body []byte) {
+
+func (n *node) Broadcast(_ cluster.Topic, body []byte) int {
 	n.messages++
 	n.bytes += len(body)
 	for _, o := range n.sim.nodes {
@@ -146,31 +150,32 @@ func (n *node) Broadcast(body []byte) {
 		delay := ratelimit.Instant(half + n.sim.rng.ExpFloat64()*half)
 		heap.Push(&n.sim.mail, letter{n.sim.now + delay, n.sim.mail.Len() + n.messages<<16, n, o, body})
 	}
+	return len(n.view.Peers)
 }
 
-var errCut = errors.New("unreachable")
-
-func (n *node) peer(id ID) *node {
+func (n *node) handler(id cluster.ID) (cluster.Handler, error) {
 	for _, o := range n.sim.nodes {
 		if o.id == id && !o.dead && (n.sim.net.cut == nil || !n.sim.net.cut(o, n)) {
-			return o
+			return o.Handler(), nil
 		}
 	}
-	return nil
+	return cluster.Handler{}, cluster.ErrUnreachable
 }
 
-func (n *node) Fetch(_ context.Context, from ID, each func([]byte) error) error {
-	if o := n.peer(from); o != nil {
-		return o.State(each)
+func (n *node) Fetch(ctx context.Context, from cluster.ID, _ cluster.Topic, each func([]byte) error) error {
+	h, err := n.handler(from)
+	if err != nil {
+		return err
 	}
-	return errCut
+	return h.State(ctx, n.id, each)
 }
 
-func (n *node) ResetPeer(ctx context.Context, to ID, k ratelimit.Key) error {
-	if o := n.peer(to); o != nil {
-		return o.ResetOwn(ctx, o.clock.Now(), k)
+func (n *node) Call(ctx context.Context, to cluster.ID, _ cluster.Topic, request []byte) ([]byte, error) {
+	h, err := n.handler(to)
+	if err != nil {
+		return nil, err
 	}
-	return errCut
+	return h.Answer(ctx, n.id, request)
 }
 
 // run lets time pass: deliver, poll, and call each for every node and step.

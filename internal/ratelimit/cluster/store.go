@@ -13,48 +13,22 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"converger/internal/cluster"
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/local"
 )
 
-// ID names one start of one node; 0 is none.
-type ID uint64
+// Topic is the store's in a node's connections.
+const Topic cluster.Topic = 'c'
 
-// Peer is another node that is not known to be dead.
-type Peer struct {
-	ID   ID
-	Name string // as metrics show it
-	// Visible tells whether it can be heard. One that can't is beyond a split.
-	Visible bool
-	// Latency is the one-way delay of its reports, without what they wait in queues.
-	Latency time.Duration
-	// Session grows when messages to or from it may have been lost as a whole, as
-	// after a broken connection.
-	Session uint64
-}
-
-// View is the cluster as this node sees it. It is not changed once made.
-type View struct {
-	Self  ID
-	Peers []Peer
-	// Visible and Alive count nodes, this one included: of every limit this side
-	// of a split may have Visible/Alive.
-	Visible, Alive int
-}
-
-// Network is this node's place in the cluster. Its methods are safe for concurrent use.
+// Network is this node's place in the cluster, as *cluster.Node of internal/cluster.
 type Network interface {
-	// View costs no more than an atomic read.
-	View() *View
-	// Broadcast sends a message to every peer it can reach. It never blocks; what
-	// it can't queue it drops. It keeps body.
-	Broadcast(body []byte)
-	// Flush waits until what was broadcast has been received, or ctx ends.
+	ID() cluster.ID
+	View() *cluster.View
+	Broadcast(t cluster.Topic, body []byte) int
 	Flush(ctx context.Context) error
-	// Fetch asks a peer for its Store.State, piece by piece.
-	Fetch(ctx context.Context, from ID, each func(piece []byte) error) error
-	// ResetPeer asks a peer for Store.ResetOwn of a key.
-	ResetPeer(ctx context.Context, to ID, k ratelimit.Key) error
+	Fetch(ctx context.Context, from cluster.ID, t cluster.Topic, each func(piece []byte) error) error
+	Call(ctx context.Context, to cluster.ID, t cluster.Topic, request []byte) ([]byte, error)
 }
 
 // The defaults of Config.
@@ -67,7 +41,7 @@ const (
 type Config struct {
 	// MaxKeys bounds the keys held; see local.Config.
 	MaxKeys int
-	// Network connects the nodes. Required.
+	// Network connects the nodes; its handler for Topic must be Store.Handler. Required.
 	Network Network
 	// Clock is the cluster's: nodes number their windows by it. Required.
 	Clock ratelimit.Clock
@@ -105,10 +79,10 @@ type Store struct {
 	behind  chan struct{} // a peer's state must be asked for
 
 	peersMu sync.Mutex // guards the assignment of slots; never taken on the path of a check
-	slotOf  map[ID]int
+	slotOf  map[cluster.ID]int
 	peers   []*peer // by slot; nil: free
-	seen    *View
-	synced  map[ID]uint64 // one more than the session in which the peer's state was had
+	seen    *cluster.View
+	synced  map[cluster.ID]uint64 // one more than the session in which the peer's state was had
 	table   atomic.Pointer[table]
 
 	out      sync.Mutex // guards what follows: one goroutine encodes at a time
@@ -136,7 +110,7 @@ type table struct {
 }
 
 type standing struct {
-	id            ID
+	id            cluster.ID
 	visible, away bool    // neither: dead, or never seen
 	latency       float64 // seconds
 }
@@ -148,7 +122,7 @@ func New(c Config) (*Store, error) {
 	}
 	s := &Store{
 		network: c.Network, clock: c.Clock, interval: c.SyncInterval, full: c.FullOnSplit, plain: c.Plain, log: c.Logger,
-		wake: make(chan struct{}, 1), slotOf: map[ID]int{}, synced: map[ID]uint64{}, behind: make(chan struct{}, 1),
+		wake: make(chan struct{}, 1), slotOf: map[cluster.ID]int{}, synced: map[cluster.ID]uint64{}, behind: make(chan struct{}, 1),
 	}
 	if s.interval == 0 {
 		s.interval = DefaultSyncInterval
@@ -442,17 +416,17 @@ func (s *Store) Convert(link uint32, shape uint64, p *ratelimit.Policy, state ra
 // Reset implements ratelimit.Store: here, and on every peer that can be heard. The
 // error names those that did not answer; asking again is harmless.
 func (s *Store) Reset(ctx context.Context, now ratelimit.Instant, k ratelimit.Key) error {
-	err := s.ResetOwn(ctx, now, k)
+	err := s.resetOwn(ctx, now, k)
 	ctx, cancel := context.WithTimeout(ctx, resetTimeout)
 	defer cancel()
 	peers := s.network.View().Peers
 	errs := make([]error, len(peers))
 	var wg sync.WaitGroup
 	for i, p := range peers {
-		if p.Visible {
+		if p.Standing == cluster.Visible {
 			wg.Go(func() {
-				if err := s.network.ResetPeer(ctx, p.ID, k); err != nil {
-					errs[i] = fmt.Errorf("ratelimit/cluster: reset at %016x: %w", uint64(p.ID), err)
+				if _, err := s.network.Call(ctx, p.ID, Topic, resetRequest(k)); err != nil {
+					errs[i] = fmt.Errorf("ratelimit/cluster: reset at %v: %w", p.ID, err)
 				}
 			})
 		}
@@ -461,8 +435,8 @@ func (s *Store) Reset(ctx context.Context, now ratelimit.Instant, k ratelimit.Ke
 	return errors.Join(append(errs, err)...)
 }
 
-// ResetOwn forgets what this node has spent on a key, and what it knows of others.
-func (s *Store) ResetOwn(ctx context.Context, now ratelimit.Instant, k ratelimit.Key) error {
+// resetOwn forgets what this node has spent on a key, and what it knows of others.
+func (s *Store) resetOwn(ctx context.Context, now ratelimit.Instant, k ratelimit.Key) error {
 	return s.Store.Reset(ctx, now, k)
 }
 

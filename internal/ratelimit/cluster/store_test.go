@@ -2,11 +2,13 @@ package cluster
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"converger/internal/cluster"
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/ratelimittest"
 )
@@ -21,18 +23,18 @@ type mesh struct {
 type meshNode struct {
 	*Store
 	mesh *mesh
-	id   ID
-	view *View
+	id   cluster.ID
+	view *cluster.View
 }
 
 func newMesh(tb testing.TB, nodes int, c Config) []*meshNode {
 	tb.Helper()
 	m := &mesh{}
 	for i := range nodes {
-		n := &meshNode{mesh: m, id: ID(i + 1), view: &View{Self: ID(i + 1), Visible: nodes, Alive: nodes}}
+		n := &meshNode{mesh: m, id: cluster.ID(i + 1), view: &cluster.View{Visible: nodes, Alive: nodes}}
 		for j := range nodes {
 			if j != i {
-				n.view.Peers = append(n.view.Peers, Peer{ID: ID(j + 1), Visible: true, Latency: time.Millisecond, Session: 1})
+				n.view.Peers = append(n.view.Peers, cluster.Peer{ID: cluster.ID(j + 1), Standing: cluster.Visible, Latency: time.Millisecond, Session: 1})
 			}
 		}
 		c.Network = n
@@ -51,29 +53,27 @@ func newMesh(tb testing.TB, nodes int, c Config) []*meshNode {
 	return m.nodes
 }
 
-func (n *meshNode) View() *View                 { return n.view }
+func (n *meshNode) ID() cluster.ID              { return n.id }
+func (n *meshNode) View() *cluster.View         { return n.view }
 func (n *meshNode) Flush(context.Context) error { return nil }
 
-func (n *meshNode) Broadcast(body []byte) {
+func (n *meshNode) Broadcast(_ cluster.Topic, body []byte) int {
 	for _, o := range n.mesh.nodes {
 		if o != n {
 			n.mesh.mu.Lock() // messages of one peer come one at a time
-			err := o.Receive(n.id, body)
+			o.Handler().Receive(n.id, cluster.Message{Body: body})
 			n.mesh.mu.Unlock()
-			if err != nil {
-				panic(err)
-			}
 		}
 	}
+	return len(n.mesh.nodes) - 1
 }
 
-func (n *meshNode) Fetch(_ context.Context, from ID, each func([]byte) error) error {
-	return n.mesh.nodes[from-1].State(each)
+func (n *meshNode) Fetch(ctx context.Context, from cluster.ID, _ cluster.Topic, each func([]byte) error) error {
+	return n.mesh.nodes[from-1].Handler().State(ctx, n.id, each)
 }
 
-func (n *meshNode) ResetPeer(ctx context.Context, to ID, k ratelimit.Key) error {
-	o := n.mesh.nodes[to-1]
-	return o.ResetOwn(ctx, o.clock.Now(), k)
+func (n *meshNode) Call(ctx context.Context, to cluster.ID, _ cluster.Topic, request []byte) ([]byte, error) {
+	return n.mesh.nodes[to-1].Handler().Answer(ctx, n.id, request)
 }
 
 // Alone, and as one of three of which the others are idle, a node keeps every law
@@ -145,7 +145,7 @@ func TestDeliveryDoesNotMatterInTheEnd(t *testing.T) {
 		s := newSim(t, 3, conditions{latency: lan, cut: func(_, to *node) bool { return to.index == 2 }})
 		it := item(newPolicy(t, ratelimit.Rule{Limit: 100_000, Scale: time.Hour, Algorithm: a}), 1)
 		type sent struct {
-			from ID
+			from cluster.ID
 			body []byte
 		}
 		var all []sent
@@ -170,12 +170,12 @@ func TestDeliveryDoesNotMatterInTheEnd(t *testing.T) {
 		for _, n := range s.nodes[:2] {
 			n.flushAll(n.clock.Now())
 		}
-		last := map[ID]sent{}
+		last := map[cluster.ID]sent{}
 		for _, l := range s.mail {
 			last[l.from.id] = sent{l.from.id, l.body}
 		}
 		third := s.nodes[2]
-		third.table.Store(&table{n: 3, slots: s.nodes[0].table.Load().slots})
+		third.table.Store(&table{n: 3, slots: slices.Clone(s.nodes[0].table.Load().slots)})
 		for i := range third.table.Load().slots {
 			third.table.Load().slots[i].visible = true
 		}
@@ -514,7 +514,7 @@ func TestRunReportsInTime(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
-	n := &meshNode{view: &View{}}
+	n := &meshNode{view: &cluster.View{}}
 	for name, c := range map[string]Config{
 		"no network": {Clock: ratelimit.NewClock()},
 		"no clock":   {Network: n},

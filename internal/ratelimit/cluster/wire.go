@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 
+	"converger/internal/cluster"
 	"converger/internal/ratelimit"
 )
 
@@ -18,6 +19,8 @@ import (
 //	           count(uvarint) known(uvarint; windows: less count)
 //	           prev(uvarint, windows only) demand(2, the upper half of a float32)
 //	others   = n(uvarint) n times: id(8) batch(4) win count(uvarint) prev(uvarint)
+//
+// A request asks for a reset: version key(16). Its answer is empty.
 //
 // In a state a window's record is followed by what other nodes that the asker can't
 // hear were known to have spent of it.
@@ -44,7 +47,7 @@ type record struct {
 }
 
 type other struct {
-	id ID
+	id cluster.ID
 	register
 }
 
@@ -171,7 +174,7 @@ func (r *reader) next(rec *record) (bool, error) {
 	if r.kind == kindState {
 		r.others = r.others[:0]
 		for n := r.u32(); n > 0 && !r.bad; n-- {
-			o := other{id: ID(r.fixed(8)), register: register{batch: uint32(r.fixed(4))}}
+			o := other{id: cluster.ID(r.fixed(8)), register: register{batch: uint32(r.fixed(4))}}
 			if o.id == 0 || o.batch == 0 || !windows {
 				r.bad = true
 				break
@@ -236,3 +239,17 @@ func (r *reader) u32() uint32 {
 
 // units reads a count of a limit's units.
 func (r *reader) units() uint32 { return min(r.u32(), ratelimit.MaxLimit) }
+
+func resetRequest(k ratelimit.Key) []byte {
+	b := binary.LittleEndian.AppendUint64([]byte{wireVersion}, k.Hi)
+	return binary.LittleEndian.AppendUint64(b, k.Lo)
+}
+
+func readReset(b []byte) (ratelimit.Key, error) {
+	r := reader{b: b}
+	version, k := r.byte(), ratelimit.Key{Hi: r.fixed(8), Lo: r.fixed(8)}
+	if r.bad || len(r.b) > 0 || version != wireVersion || k.Hi < 2 {
+		return k, errMalformed
+	}
+	return k, nil
+}
