@@ -87,6 +87,19 @@ func (it Item) Spend() uint32 { return max(it.Cost, 1) }
 // should describe it.
 func (d Decision) Limited() bool { return d.Policy != nil }
 
+// Stricter tells whether d rather than o is the answer to a request that met both:
+// of refusals the one with the longer wait, of admissions the one that left less
+// of its quota. Both have a policy.
+func (d Decision) Stricter(o Decision) bool {
+	switch {
+	case d.Allowed != o.Allowed:
+		return o.Allowed
+	case !d.Allowed:
+		return d.WaitMs > o.WaitMs
+	}
+	return uint64(d.Remaining)*uint64(o.Policy.Quota()) < uint64(o.Remaining)*uint64(d.Policy.Quota())
+}
+
 // Usage is the state of one budget, for operators.
 type Usage struct {
 	Policy    *Policy

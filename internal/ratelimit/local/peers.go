@@ -305,3 +305,43 @@ func (s *Store) convert(r ref, shape uint64, p *ratelimit.Policy, state ratelimi
 	}
 	return p.Convert(shape, state, now)
 }
+
+// Put takes over the state of a counter from another node: as it is, or, when it
+// must not lose what was spent here, the greater of both. p tells the shape. It
+// reports false when the store is full.
+func (s *Store) Put(k ratelimit.Key, p *ratelimit.Policy, state ratelimit.State, greater bool, now ratelimit.Instant) bool {
+	c, ok := s.Ensure(k, p, now)
+	if !ok || k.Hi == overflowHi {
+		return false
+	}
+	mu := s.lockOf(k)
+	mu.Lock()
+	defer mu.Unlock()
+	if c, ok = s.Counter(k); !ok {
+		return false
+	}
+	if shape := c.sl.shape.Load(); shape != p.Shape() {
+		s.settle(c.ref, p, now)
+	}
+	for {
+		w := c.sl.word.Load()
+		if greater && !after(p, state, ratelimit.State{Word: w, Prev: c.prev.Load()}) {
+			return true
+		}
+		if c.sl.word.CompareAndSwap(w, state.Word) {
+			c.prev.Store(state.Prev)
+			return true
+		}
+	}
+}
+
+// after tells whether more is spent in a than in b. Of windows the later one counts.
+func after(p *ratelimit.Policy, a, b ratelimit.State) bool {
+	if p.Algorithm() == ratelimit.TokenBucket {
+		return int64(a.Word) > int64(b.Word)
+	}
+	if d := int32(uint32(a.Word>>32) - uint32(b.Word>>32)); d != 0 {
+		return d > 0
+	}
+	return uint32(a.Word) > uint32(b.Word) || uint32(a.Word) == uint32(b.Word) && a.Prev > b.Prev
+}

@@ -431,25 +431,30 @@ func (s *Store) latest(now ratelimit.Instant) ratelimit.Instant {
 	return max(now, s.clock.Now())
 }
 
+// Ask is what TakeAll would answer, without spending.
+func (s *Store) Ask(now ratelimit.Instant, items []ratelimit.Item) ratelimit.Decision {
+	var strictest ratelimit.Decision
+	for i, it := range items {
+		_, d := it.Policy.Decide(s.seen(it.Key, it.Policy, now), it.Spend(), now)
+		d.Item = uint8(i)
+		if i == 0 || d.Stricter(strictest) {
+			strictest = d
+		}
+	}
+	return strictest
+}
+
 // TakeAll implements ratelimit.Store. It asks all before it spends, so that a
 // refusal by one is not seen by the users of another, and takes back what it
 // spent when somebody else came in between.
 func (s *Store) TakeAll(ctx context.Context, now ratelimit.Instant, items []ratelimit.Item) ratelimit.Decision {
-	var strictest ratelimit.Decision
 	if len(items) == 1 {
 		return s.Take(ctx, now, items[0])
 	}
-	found := false
-	for i, it := range items {
-		_, d := it.Policy.Decide(s.seen(it.Key, it.Policy, now), it.Spend(), now)
-		if !d.Allowed && (!found || d.WaitMs > strictest.WaitMs) {
-			strictest, found = d, true
-			strictest.Item = uint8(i)
-		}
+	if d := s.Ask(now, items); !d.Allowed {
+		return d
 	}
-	if found {
-		return strictest
-	}
+	var strictest ratelimit.Decision
 	at := now
 	for i, it := range items {
 		d := s.take(it.Key, it.Policy, it.Spend(), now, 0)
@@ -461,17 +466,12 @@ func (s *Store) TakeAll(ctx context.Context, now ratelimit.Instant, items []rate
 			return d
 		}
 		at = max(at, d.At)
-		if i == 0 || tighter(d, strictest) {
+		if i == 0 || d.Stricter(strictest) {
 			strictest = d
 		}
 	}
 	strictest.At = at
 	return strictest
-}
-
-// tighter compares what two admissions left of their quotas.
-func tighter(a, b ratelimit.Decision) bool {
-	return uint64(a.Remaining)*uint64(b.Policy.Quota()) < uint64(b.Remaining)*uint64(a.Policy.Quota())
 }
 
 // Refund implements ratelimit.Store.

@@ -1,0 +1,2 @@
+// Package owner counts each key at one node.
+package owner
