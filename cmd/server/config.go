@@ -52,7 +52,9 @@ type Config struct {
 	SessionAbsolute time.Duration
 
 	RateLimitEnabled bool
-	RateLimitBackend string
+	RateLimitBackend ratelimit.Backend // "": cluster if Clustered, else local; see Backend
+	RateLimitSync    time.Duration
+	RateLimitFull    bool // each side of a split enforces whole limits
 	RateLimits       *ratelimit.Operator
 	RateLimitMaxKeys int
 
@@ -277,12 +279,23 @@ var settings = []setting{
 
 	{name: "RATE_LIMIT_ENABLED", def: "true", doc: "`false` switches every limit off but those that guard logins.",
 		set: boolean(func(c *Config) *bool { return &c.RateLimitEnabled })},
-	{name: "RATE_LIMIT_BACKEND", def: "local", doc: "`local`: counted in this node's memory, exact on one node.",
+	{name: "RATE_LIMIT_BACKEND",
+		doc: "Where limits are counted: `local` (each node for itself), `cluster` (every node, with reports between them) or `owner` (one node for each subject, exact, a call away). If empty, `cluster` in a cluster and `local` alone. In a cluster the limits of logins, second factors and tokens are counted by owners unless `RATE_LIMITS` says otherwise.",
 		set: func(c *Config, v string) error {
-			if v != "local" {
-				return fmt.Errorf("unknown backend %q: this version has local", v)
+			var ok bool
+			if c.RateLimitBackend, ok = ratelimit.ParseBackend(v); !ok {
+				return fmt.Errorf("unknown backend %q: this version has local, cluster and owner", v)
 			}
-			c.RateLimitBackend = v
+			return nil
+		}},
+	{name: "RATE_LIMIT_SYNC_INTERVAL_MS", def: "100", doc: "How often a node tells the others what it has admitted; near a limit it does so at once.",
+		set: duration(func(c *Config) *time.Duration { return &c.RateLimitSync }, 10*time.Millisecond, 10*time.Second)},
+	{name: "RATE_LIMIT_PARTITION", def: "share", doc: "What a part of the cluster that is cut off enforces: `share`, its share of each limit, or `full`, the whole.",
+		set: func(c *Config, v string) error {
+			if v != "share" && v != "full" {
+				return fmt.Errorf("must be share or full, not %q", v)
+			}
+			c.RateLimitFull = v == "full"
 			return nil
 		}},
 	{name: "RATE_LIMITS", def: "{}",
@@ -457,10 +470,40 @@ func loadSettings(getenv func(string) string, wanted func(name string) bool) (Co
 			}
 		}
 	}
+	if !c.Clustered() {
+		told := func(name string) bool {
+			return slices.ContainsFunc(problems, func(q Problem) bool { return q.Name == name })
+		}
+		for _, b := range ratelimit.Buckets() {
+			name := "RATE_LIMIT_BACKEND"
+			if c.RateLimits.Backend(b) != "" {
+				name = "RATE_LIMITS"
+			}
+			if used := c.Backend(b); used != ratelimit.BackendLocal && !told(name) {
+				add(name, "%s needs other nodes: set DNS_CLUSTER_QUERY or CLUSTER_PEERS", used)
+			}
+		}
+	}
 	if len(problems) > 0 {
 		return Config{}, problems
 	}
 	return c, nil
+}
+
+// Backend is what counts a bucket.
+func (c Config) Backend(b ratelimit.Bucket) ratelimit.Backend {
+	own := c.RateLimits.Backend(b)
+	switch {
+	case own != "":
+		return own
+	case c.Clustered() && b.Info().Exact:
+		return ratelimit.BackendOwner
+	case c.RateLimitBackend != "":
+		return c.RateLimitBackend
+	case c.Clustered():
+		return ratelimit.BackendCluster
+	}
+	return ratelimit.BackendLocal
 }
 
 // clusterVariables are the variables behind the fields of a [cluster.Config].

@@ -63,7 +63,7 @@ func TestConfigDefaults(t *testing.T) {
 		SecretKeyBase: testSecretKeyBase, EncryptionKey: testCloakKey,
 		CORSOrigins: []string{"http://127.0.0.1:5500", "http://localhost:5500"},
 		BcryptCost:  12, SessionIdle: 12 * time.Hour, SessionAbsolute: 7 * 24 * time.Hour,
-		RateLimitEnabled: true, RateLimitBackend: "local", RateLimitMaxKeys: 1_000_000, DirectoryTTL: 30 * time.Second,
+		RateLimitEnabled: true, RateLimitSync: 100 * time.Millisecond, RateLimitMaxKeys: 1_000_000, DirectoryTTL: 30 * time.Second,
 		ClusterBind: ":7946", ClusterLabel: "converger",
 		APIMaxBytes: 1 << 20, InboundMaxBytes: 3 << 20, BodyMemory: 256 << 20,
 		UploadDir: "uploads", UploadMaxBytes: 10 << 20, UploadAllowedTypes: upload.DefaultTypes(),

@@ -31,7 +31,8 @@ import (
 	"converger/internal/jobs"
 	"converger/internal/postgres"
 	"converger/internal/ratelimit"
-	"converger/internal/ratelimit/local"
+	limitcluster "converger/internal/ratelimit/cluster"
+	"converger/internal/ratelimit/owner"
 	"converger/internal/secrets"
 	"converger/internal/tenants"
 	"converger/migrations"
@@ -47,6 +48,9 @@ type hub struct {
 
 	node  *cluster.Node // nil: alone
 	beats *pgxpool.Pool // its heartbeats
+
+	shared *limitcluster.Store // nil unless limits are counted so
+	owned  *owner.Store        // likewise
 
 	tenants    *tenants.Store
 	channels   *channel.Store
@@ -176,8 +180,7 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	if err != nil {
 		return nil, err
 	}
-	clock := ratelimit.NewClock()
-	counters, err := local.New(local.Config{MaxKeys: cfg.RateLimitMaxKeys, Clock: clock, Registerer: reg})
+	counters, clock, err := h.counters(reg)
 	if err != nil {
 		return nil, err
 	}
@@ -339,6 +342,7 @@ func (h *hub) serve(ctx context.Context, listener net.Listener, ready func()) (e
 		case <-ctx.Done():
 		}
 	}
+	h.startCounters(ctx, life)
 	life.start("activities", h.activities.Run)
 	life.start("uploads", h.sweeper.Run)
 	life.start("deliveries", h.deliveries.Run)

@@ -136,7 +136,11 @@ func New(c Config) (*Store, error) {
 	s.stride.Store(2)
 	s.table.Store(&table{n: 1})
 	var err error
-	if s.Store, err = local.New(local.Config{MaxKeys: c.MaxKeys, Clock: c.Clock, Peers: s, Registerer: c.Registerer}); err != nil {
+	counts := local.Config{MaxKeys: c.MaxKeys, Clock: c.Clock, Peers: s}
+	if c.Registerer != nil {
+		counts.Registerer = prometheus.WrapRegistererWith(prometheus.Labels{"backend": "cluster"}, c.Registerer)
+	}
+	if s.Store, err = local.New(counts); err != nil {
 		return nil, err
 	}
 	if err := s.register(c.Registerer); err != nil {
