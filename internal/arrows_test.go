@@ -38,6 +38,8 @@ var mayImport = []struct {
 	{"internal/tenants", []string{"internal/fault", "internal/secrets", "internal/postgres"}, "a leaf: everybody knows tenants"},
 	{"internal/ratelimit", nil, "a leaf: the limiter must be usable ahead of everything"},
 	{"internal/ratelimit/...", []string{"internal/ratelimit/..."}, "a backend knows the rules and nothing else"},
+	{"internal/ratelimit/cluster", []string{"internal/ratelimit/...", "internal/cluster"}, "counts travel over the node's connections to its peers"},
+	{"internal/ratelimit/owner", []string{"internal/ratelimit/...", "internal/cluster"}, "checks travel over the node's connections to its peers"},
 	{"internal/cluster", nil, "a leaf: it carries bytes, and knows neither limits nor requests"},
 	{"internal/fault", nil, "a leaf"},
 	{"internal/secrets", nil, "a leaf"},

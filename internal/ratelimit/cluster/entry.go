@@ -28,11 +28,17 @@ type entry struct {
 	mu     sync.Mutex // guards what follows, and the entry's registers
 	key    ratelimit.Key
 	demand float32
-	quiet  uint8 // ticks without anything to tell
-	force  bool  // tell at the next tick
-	epoch  uint32
-	told   register          // the last report; at is not used
+	epoch  uint32            // token bucket: of spent
+	told   told              // the last report
 	toldAt ratelimit.Instant // 0: never told
+	quiet  uint8             // ticks without anything to tell
+	force  bool              // tell at the next tick
+}
+
+// told is what of a report decides when the next one is due; see register.
+type told struct {
+	win, count uint32
+	demand     float32
 }
 
 const (
@@ -111,7 +117,7 @@ func (s *Store) alloc(k ratelimit.Key) uint32 {
 	e.head.Store(0)
 	e.last.Store(0)
 	e.policy.Store(nil)
-	e.key, e.demand, e.quiet, e.force, e.told, e.toldAt = k, 0, 0, false, register{}, 0
+	e.key, e.demand, e.quiet, e.force, e.told, e.toldAt = k, 0, 0, false, told{}, 0
 	e.epoch = s.epochs.Add(1)
 	return link
 }

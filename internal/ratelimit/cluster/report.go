@@ -144,9 +144,10 @@ func (s *Store) tick(now ratelimit.Instant) {
 	for n := range s.pools {
 		pl := &s.pools[n]
 		pl.mu.Lock()
-		links := append(s.links[:0], pl.active...)
+		s.links = append(s.links[:0], pl.active...)
 		pl.active = pl.active[:0]
 		pl.mu.Unlock()
+		links := s.links
 		kept := links[:0]
 		for _, link := range links {
 			e, c, i := s.entry(link)
@@ -166,7 +167,6 @@ func (s *Store) tick(now ratelimit.Instant) {
 		pl.mu.Lock()
 		pl.active = append(pl.active, kept...)
 		pl.mu.Unlock()
-		s.links = links[:0]
 	}
 	s.sweep(s.ticks%pools, now)
 	s.ticks++
@@ -308,7 +308,7 @@ func (s *Store) report(link uint32, e *entry, regs []register, now ratelimit.Ins
 	if n == 1 {
 		return false
 	}
-	e.told, e.toldAt, e.force = r, now, false
+	e.told, e.toldAt, e.force = told{r.win, r.count, r.demand}, now, false
 	if s.w.b == nil {
 		s.begin(kindReport, now)
 	}

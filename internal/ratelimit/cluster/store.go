@@ -381,7 +381,7 @@ func (s *Store) Convert(link uint32, shape uint64, p *ratelimit.Policy, state ra
 	old := ratelimit.FromShape(shape)
 	was, is := old.Algorithm() == ratelimit.TokenBucket, p.Algorithm() == ratelimit.TokenBucket
 	e.head.Store(0)
-	e.told, e.toldAt, e.force = register{}, 0, true
+	e.told, e.toldAt, e.force = told{}, 0, true
 	e.base.Store(0)
 	switch {
 	case was && is:

@@ -2,11 +2,14 @@ package cluster
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"converger/internal/cluster"
 	"converger/internal/ratelimit"
@@ -523,6 +526,166 @@ func TestNewRefuses(t *testing.T) {
 	} {
 		if _, err := New(c); err == nil {
 			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+// When a connection broke, what was lost with it is made good: both sides hear what
+// the other has counted, also of keys that nobody has touched since.
+func TestLostMessagesAreMadeGood(t *testing.T) {
+	t.Parallel()
+	for _, a := range algorithms {
+		lost := true
+		s := newSim(t, 3, conditions{latency: lan, cut: func(_, _ *node) bool { return false }})
+		s.net.cut = func(from, to *node) bool { return lost && from.index == 0 }
+		it := item(newPolicy(t, ratelimit.Rule{Limit: 1000, Scale: time.Hour, Algorithm: a}), 1)
+		spend(t, s.nodes[0], s.now, it, 400)
+		s.run(3*time.Second, nil) // the key is quiet by now
+		lost = false
+		for _, n := range s.nodes { // nobody missed anybody, but the streams were opened anew
+			v := *n.view
+			v.Peers = slices.Clone(v.Peers)
+			for i := range v.Peers {
+				v.Peers[i].Session++
+			}
+			n.view = &v
+		}
+		s.run(time.Second, nil)
+		if got := used(t, s.nodes[1], s.now, it); got < 390 || got > 410 {
+			t.Errorf("%v: told again, %d are known of 400 spent", a, got)
+		}
+		if err := s.nodes[2].Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := used(t, s.nodes[2], s.now, it); got < 390 || got > 410 {
+			t.Errorf("%v: asked for, %d are known of 400 spent", a, got)
+		}
+	}
+}
+
+// A peer that does not answer is asked again, and the caller is told.
+func TestSyncAsksAgain(t *testing.T) {
+	t.Parallel()
+	away := false
+	s := newSim(t, 2, conditions{latency: lan})
+	it := item(newPolicy(t, ratelimit.Rule{Limit: 100, Scale: time.Hour}), 1)
+	spend(t, s.nodes[0], s.now, it, 50)
+	s.nodes[1] = s.start(1)
+	s.views()
+	s.net.cut = func(_, _ *node) bool { return away }
+	away = true
+	if err := s.nodes[1].Sync(t.Context()); err == nil {
+		t.Error("no error of a peer that is away")
+	}
+	away = false
+	if err := s.nodes[1].Sync(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if got := used(t, s.nodes[1], s.now, it); got != 50 {
+		t.Errorf("%d known, want 50", got)
+	}
+}
+
+// Counts of a window that is far ahead, by a clock that is wrong, are not held.
+func TestWrongClocksAreNotBelieved(t *testing.T) {
+	t.Parallel()
+	s := newSim(t, 2, conditions{latency: lan, skew: func(i int) time.Duration { return time.Duration(i) * time.Hour }})
+	it := item(newPolicy(t, ratelimit.Rule{Limit: 100, Scale: time.Minute}), 1)
+	spend(t, s.nodes[1], s.nodes[1].clock.Now(), it, 100)
+	s.run(time.Second, nil)
+	if got := used(t, s.nodes[0], s.now, it); got != 0 || s.nodes[0].linked() != 0 {
+		t.Errorf("%d counted of a window in an hour", got)
+	}
+	if got := spend(t, s.nodes[0], s.now, it, 200); got != 100 {
+		t.Errorf("%d admitted, want 100", got)
+	}
+}
+
+func TestMemoryPerKey(t *testing.T) {
+	if testing.Short() || raceEnabled {
+		t.Skip("fills several hundred thousand keys")
+	}
+	const keys = 300_000
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	for _, c := range []struct {
+		name  string
+		limit int64 // of which each key spends one
+		most  float64
+	}{
+		{"not worth a report", 1000, 64},
+		{"reported by this node and to it", 10, 330},
+	} {
+		s := newSim(t, 3, conditions{latency: lan, maxKeys: keys})
+		p := newPolicy(t, ratelimit.Rule{Limit: c.limit, Scale: time.Hour})
+		before := heap()
+		for k := range uint64(keys) {
+			s.nodes[0].Take(t.Context(), s.now, item(p, k+1))
+		}
+		perKey := float64(heap()-before) / float64(s.nodes[0].Keys())
+		t.Logf("%s: %.0f B a key", c.name, perKey)
+		if perKey > c.most {
+			t.Errorf("%s: %.0f B a key, want at most %.0f", c.name, perKey, c.most)
+		}
+		runtime.KeepAlive(s)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	if raceEnabled {
+		t.Skip("in simulated time")
+	}
+	reg := prometheus.NewRegistry()
+	s := newSim(t, 2, conditions{latency: lan})
+	store, err := New(Config{Network: s.nodes[0], Clock: s.nodes[0].clock, Registerer: reg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.nodes[0].Store = store
+	s.views()
+	for _, n := range s.nodes {
+		it := item(newPolicy(t, ratelimit.Rule{Limit: 10, Scale: time.Hour}), 1)
+		spend(t, n, s.now, it, 5)
+	}
+	s.run(time.Second, nil)
+	if err := store.receive(s.nodes[1].id, []byte{9}, s.now); err == nil {
+		t.Error("a malformed message was no error")
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := f.GetName()
+			for _, l := range m.GetLabel() {
+				name += " " + l.GetValue()
+			}
+			got[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	for _, name := range []string{
+		"converger_rate_limit_keys cluster",
+		"converger_rate_limit_sync_batches_total received", "converger_rate_limit_sync_batches_total sent",
+		"converger_rate_limit_sync_bytes_total received", "converger_rate_limit_sync_bytes_total sent",
+		"converger_rate_limit_sync_reports_total all", "converger_rate_limit_sync_reports_total early",
+		"converger_rate_limit_sync_dropped_total malformed",
+		"converger_rate_limit_sync_tick_seconds",
+		"converger_rate_limit_sync_age_seconds " + s.nodes[1].id.String(),
+	} {
+		if got[name] <= 0 {
+			t.Errorf("%s is %v", name, got[name])
+		}
+	}
+	for _, name := range dropReasons {
+		if _, ok := got["converger_rate_limit_sync_dropped_total "+name]; !ok {
+			t.Errorf("no series of drops for the reason %s", name)
 		}
 	}
 }

@@ -29,11 +29,9 @@ const (
 	kindReport  = 0
 	kindState   = 1
 
-	headLen = 1 + 1 + binary.MaxVarintLen32 + 8
-	// batchLen is the length at which a message is sent off; a record adds less
-	// than maxRecord to it, but for the others of a state.
+	// batchLen is the length at which a message is sent off. A record adds less than
+	// a hundred bytes to it, and in a state those of the others.
 	batchLen  = 32 << 10
-	maxRecord = 64
 	maxShapes = 4096
 )
 

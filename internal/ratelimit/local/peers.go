@@ -310,14 +310,14 @@ func (s *Store) convert(r ref, shape uint64, p *ratelimit.Policy, state ratelimi
 // must not lose what was spent here, the greater of both. p tells the shape. It
 // reports false when the store is full.
 func (s *Store) Put(k ratelimit.Key, p *ratelimit.Policy, state ratelimit.State, greater bool, now ratelimit.Instant) bool {
-	c, ok := s.Ensure(k, p, now)
-	if !ok || k.Hi == overflowHi {
+	if _, ok := s.Ensure(k, p, now); !ok || k.Hi == overflowHi {
 		return false
 	}
 	mu := s.lockOf(k)
 	mu.Lock()
 	defer mu.Unlock()
-	if c, ok = s.Counter(k); !ok {
+	c, ok := s.Counter(k)
+	if !ok {
 		return false
 	}
 	if shape := c.sl.shape.Load(); shape != p.Shape() {

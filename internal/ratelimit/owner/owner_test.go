@@ -330,7 +330,7 @@ func TestOwnerThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := prometheus.NewRegistry()
 		m := newMesh(t, 3, Config{Clock: ratelimit.NewClock()})
-		if err := m.nodes[0].Store.register(reg); err != nil {
+		if err := m.nodes[0].register(reg); err != nil {
 			t.Fatal(err)
 		}
 		asker, owner := m.nodes[0], m.nodes[1]
