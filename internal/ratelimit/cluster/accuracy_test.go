@@ -52,8 +52,9 @@ func TestAccuracy(t *testing.T) {
 		{"even 10x, 40 ms", even(10), 3, conditions{latency: 40 * time.Millisecond}, 5, 15, 0, 12},
 		{"even 10x, 5 % lost", even(10), 3, conditions{latency: lan, loss: 0.05}, 5, 15, 0, 12},
 		{"even 10x, 2 ms skew", even(10), 3, conditions{latency: lan, skew: skew(2 * time.Millisecond)}, 3, 8, 0, 12},
-		{"even 10x, 20 ms skew", even(10), 3, conditions{latency: lan, skew: skew(20 * time.Millisecond)}, 300, 800, 0, 12},
-		{"even 10x, plain", even(10), 3, conditions{latency: lan, plain: true}, 300, 800, 0, 12},
+		{"even 10x, 20 ms skew", even(10), 3, conditions{latency: lan, skew: skew(20 * time.Millisecond)}, 3, 8, 0, 12},
+		{"even 10x, 400 ms skew", even(10), 3, conditions{latency: lan, skew: skew(400 * time.Millisecond)}, 3, 8, 0, 12},
+		{"even 1000x", even(1000), 3, conditions{latency: lan}, 8, 20, 0, 6},
 	} {
 		for _, limit := range []int64{100, 1000} {
 			t.Run(fmt.Sprintf("%s/%d nodes/%d", c.name, c.nodes, limit), func(t *testing.T) {
@@ -63,10 +64,27 @@ func TestAccuracy(t *testing.T) {
 				f := s.offer(item(p, 1), c.load, c.windows).figures(2)
 				t.Logf("overshoot %.2f %% mean, %.2f %% worst; unused %.2f %%; refused %.2f %%; %.0f messages, %.1f kB a node and second",
 					100*f.over, 100*f.overMax, 100*f.under, 100*f.refused, f.messages, f.kilo)
-				if 100*f.over > c.mean || 100*f.overMax > c.worst || 100*f.refused > c.refused {
-					t.Errorf("promised %v %% mean, %v %% worst, %v %% refused", c.mean, c.worst, c.refused)
+				if 100*f.over > c.mean || 100*f.overMax > c.worst || 100*f.refused > c.refused || 100*f.under > 1 {
+					t.Errorf("promised %v %% mean, %v %% worst, %v %% refused, and that nothing is left unused", c.mean, c.worst, c.refused)
 				}
 			})
+		}
+	}
+}
+
+// The measurement finds what it looks for: nodes that only exchange counts at the
+// regular time overshoot as the simulator says.
+func TestPlainReportsOvershoot(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		nodes    int
+		x, least float64
+	}{{3, 10, 0.3}, {20, 10, 0.3}, {3, 100, 1.5}} {
+		s := newSim(t, c.nodes, conditions{latency: lan, plain: true})
+		f := s.offer(item(newPolicy(t, ratelimit.Rule{Limit: 1000, Scale: time.Second}), 1), even(c.x), 8).figures(2)
+		t.Logf("%d nodes, %v times the limit: %.0f %% over it", c.nodes, c.x, 100*f.over)
+		if f.over < c.least {
+			t.Errorf("want at least %.0f %%", 100*c.least)
 		}
 	}
 }
