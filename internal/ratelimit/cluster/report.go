@@ -87,7 +87,7 @@ func ms(now ratelimit.Instant) int64 { return int64(now) / 1e6 }
 
 // early reports what was queued, and what had to wait for minGap.
 func (s *Store) early(now ratelimit.Instant) {
-	links := s.links[:0]
+	links := s.urgent[:0]
 	for last := ms(now); s.laterMs < last; {
 		if last-s.laterMs > int64(len(s.later)) {
 			s.laterMs = last - int64(len(s.later))
@@ -120,7 +120,7 @@ func (s *Store) early(now ratelimit.Instant) {
 		e.mu.Unlock()
 		s.sweepDead(link, e)
 	}
-	s.links = links
+	s.urgent = links
 }
 
 // sweepDead frees an entry that died while it was queued.
@@ -167,6 +167,10 @@ func (s *Store) tick(now ratelimit.Instant) {
 		pl.mu.Lock()
 		pl.active = append(pl.active, kept...)
 		pl.mu.Unlock()
+		if s.pending.Load() != 0 { // news does not wait for the regular reports of many keys
+			s.early(now)
+			s.send()
+		}
 	}
 	s.sweep(s.ticks%pools, now)
 	s.ticks++

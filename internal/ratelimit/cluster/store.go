@@ -93,7 +93,8 @@ type Store struct {
 	ticks    int
 	later    [4][]uint32 // early reports that wait for minGap, by the millisecond in which they are due
 	laterMs  int64       // the last millisecond that was looked at
-	links    []uint32    // scratch
+	links    []uint32    // scratch of tick
+	urgent   []uint32    // scratch of early
 
 	m metrics
 }
