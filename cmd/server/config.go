@@ -22,6 +22,7 @@ import (
 
 	"converger/internal/activity/upload"
 	"converger/internal/auth"
+	"converger/internal/cluster"
 	"converger/internal/postgres"
 	"converger/internal/ratelimit"
 	"converger/internal/secrets"
@@ -52,9 +53,20 @@ type Config struct {
 	SessionAbsolute time.Duration
 
 	RateLimitEnabled bool
-	RateLimitBackend string
+	RateLimitBackend ratelimit.Backend // "": cluster if Clustered, else local; see Backend
+	RateLimitSync    time.Duration
+	RateLimitFull    bool // each side of a split enforces whole limits
 	RateLimits       *ratelimit.Operator
 	RateLimitMaxKeys int
+
+	ClusterQuery       string
+	ClusterPeers       []string
+	ClusterSecret      secrets.Text
+	ClusterBind        string
+	ClusterAdvertise   string
+	ClusterLabel       string
+	ClusterNodeName    string
+	ClusterClockOffset time.Duration
 
 	DirectoryTTL time.Duration
 
@@ -274,12 +286,23 @@ var settings = []setting{
 
 	{name: "RATE_LIMIT_ENABLED", def: "true", doc: "`false` switches every limit off but those that guard logins.",
 		set: boolean(func(c *Config) *bool { return &c.RateLimitEnabled })},
-	{name: "RATE_LIMIT_BACKEND", def: "local", doc: "`local`: counted in this node's memory, exact on one node.",
+	{name: "RATE_LIMIT_BACKEND",
+		doc: "Where limits are counted: `local` (each node for itself), `cluster` (every node, with reports between them) or `owner` (one node for each subject, exact, a call away). If empty, `cluster` in a cluster and `local` alone. In a cluster the limits of logins, second factors and tokens are counted by owners unless `RATE_LIMITS` says otherwise.",
 		set: func(c *Config, v string) error {
-			if v != "local" {
-				return fmt.Errorf("unknown backend %q: this version has local", v)
+			var ok bool
+			if c.RateLimitBackend, ok = ratelimit.ParseBackend(v); !ok {
+				return fmt.Errorf("unknown backend %q: this version has local, cluster and owner", v)
 			}
-			c.RateLimitBackend = v
+			return nil
+		}},
+	{name: "RATE_LIMIT_SYNC_INTERVAL_MS", def: "100", doc: "How often a node tells the others what it has admitted; near a limit it does so at once.",
+		set: duration(func(c *Config) *time.Duration { return &c.RateLimitSync }, 10*time.Millisecond, 10*time.Second)},
+	{name: "RATE_LIMIT_PARTITION", def: "share", doc: "What a part of the cluster that is cut off enforces: `share`, its share of each limit, or `full`, the whole.",
+		set: func(c *Config, v string) error {
+			if v != "share" && v != "full" {
+				return fmt.Errorf("must be share or full, not %q", v)
+			}
+			c.RateLimitFull = v == "full"
 			return nil
 		}},
 	{name: "RATE_LIMITS", def: "{}",
@@ -295,6 +318,37 @@ var settings = []setting{
 		}},
 	{name: "RATE_LIMIT_MAX_KEYS", def: "1000000", doc: "Subjects whose budgets this node keeps apart, about 64 bytes each; beyond that newcomers share budgets.",
 		set: intBetween(func(c *Config) *int { return &c.RateLimitMaxKeys }, 1000, 1<<30)},
+	{name: "DNS_CLUSTER_QUERY", doc: "A DNS name whose A and AAAA records are the nodes, with a port if it is not CLUSTER_BIND's: joins them. A headless service has to publish addresses that are not ready.",
+		set: text(func(c *Config) *string { return &c.ClusterQuery })},
+	{name: "CLUSTER_PEERS", doc: "The nodes as `host:port`, separated by commas, in place of DNS_CLUSTER_QUERY. This node may be among them.",
+		set: func(c *Config, v string) error {
+			c.ClusterPeers = list(v)
+			return nil
+		}},
+	{name: "CLUSTER_SECRET", secret: true,
+		doc: "At least 64 random bytes of text (`openssl rand -hex 64`), the same on every node: encrypts and authenticates what they say to each other. Required unless CLUSTER_BIND is a loopback address.",
+		set: func(c *Config, v string) error {
+			c.ClusterSecret = secrets.Text(v)
+			return strongSecret(v)
+		}},
+	{name: "CLUSTER_BIND", def: ":7946", doc: "Address and port for the other nodes, TCP and UDP.",
+		set: text(func(c *Config) *string { return &c.ClusterBind })},
+	{name: "CLUSTER_ADVERTISE", doc: "`host:port` at which the other nodes reach this one, if it is not what it finds by itself: an address that the list of nodes holds, else a private one.",
+		set: text(func(c *Config) *string { return &c.ClusterAdvertise })},
+	{name: "CLUSTER_LABEL", def: "converger", doc: "Name of the cluster: nodes with another one are refused.",
+		set: text(func(c *Config) *string { return &c.ClusterLabel })},
+	{name: "CLUSTER_NODE_NAME", doc: "Name of this node in logs, metrics and pages; its host name if empty.",
+		set: text(func(c *Config) *string { return &c.ClusterNodeName })},
+	{name: "CLUSTER_TEST_CLOCK_OFFSET_MS", def: "0", doc: "For tests: sets this node's clock off, before it is corrected.",
+		set: func(c *Config, v string) error {
+			n, err := strconv.ParseInt(v, 10, 64)
+			if err != nil || max(n, -n) > (24*time.Hour).Milliseconds() || n == math.MinInt64 {
+				return fmt.Errorf("must be whole milliseconds, at most a day, not %q", v)
+			}
+			c.ClusterClockOffset = time.Duration(n) * time.Millisecond
+			return nil
+		}},
+
 	{name: "DIRECTORY_TTL_MS", def: "30000", doc: "How old this node's copy of tenants, keys and channels may be before it calls itself degraded.",
 		set: duration(func(c *Config) *time.Duration { return &c.DirectoryTTL }, time.Second, time.Hour)},
 
@@ -414,10 +468,71 @@ func loadSettings(getenv func(string) string, wanted func(name string) bool) (Co
 	if c.SecretKeyBase != "" && c.SecretKeyBase == c.PreviousSecretKeyBase {
 		add("SECRET_KEY_BASE_PREVIOUS", "is the same as SECRET_KEY_BASE")
 	}
+	if c.Clustered() {
+		told := slices.Clone(problems)
+		for _, p := range c.cluster().Check() {
+			name := clusterVariables[p.Field]
+			if !slices.ContainsFunc(told, func(q Problem) bool { return q.Name == name }) {
+				add(name, "%v", p.Err)
+			}
+		}
+	}
+	if !c.Clustered() {
+		told := func(name string) bool {
+			return slices.ContainsFunc(problems, func(q Problem) bool { return q.Name == name })
+		}
+		for _, b := range ratelimit.Buckets() {
+			name := "RATE_LIMIT_BACKEND"
+			if c.RateLimits.Backend(b) != "" {
+				name = "RATE_LIMITS"
+			}
+			if used := c.Backend(b); used != ratelimit.BackendLocal && !told(name) {
+				add(name, "%s needs other nodes: set DNS_CLUSTER_QUERY or CLUSTER_PEERS", used)
+			}
+		}
+	}
 	if len(problems) > 0 {
 		return Config{}, problems
 	}
 	return c, nil
+}
+
+// Backend is what counts a bucket.
+func (c Config) Backend(b ratelimit.Bucket) ratelimit.Backend {
+	own := c.RateLimits.Backend(b)
+	switch {
+	case own != "":
+		return own
+	case c.Clustered() && b.Info().Exact:
+		return ratelimit.BackendOwner
+	case c.RateLimitBackend != "":
+		return c.RateLimitBackend
+	case c.Clustered():
+		return ratelimit.BackendCluster
+	}
+	return ratelimit.BackendLocal
+}
+
+// clusterVariables are the variables behind the fields of a [cluster.Config].
+var clusterVariables = map[string]string{
+	"Label": "CLUSTER_LABEL", "NodeName": "CLUSTER_NODE_NAME", "Bind": "CLUSTER_BIND", "Secret": "CLUSTER_SECRET",
+	"Advertise": "CLUSTER_ADVERTISE", "Peers": "CLUSTER_PEERS", "Query": "DNS_CLUSTER_QUERY",
+}
+
+// Clustered tells whether this node has others beside it.
+func (c Config) Clustered() bool { return c.ClusterQuery != "" || len(c.ClusterPeers) > 0 }
+
+// cluster is what the variables say of the node's place among others.
+func (c Config) cluster() cluster.Config {
+	name := c.ClusterNodeName
+	if name == "" {
+		name, _ = os.Hostname() // a node without one is known by its id
+		name = name[:min(len(name), 64)]
+	}
+	return cluster.Config{
+		Label: c.ClusterLabel, NodeName: name, Version: version, Secret: []byte(c.ClusterSecret.Reveal()),
+		Bind: c.ClusterBind, Advertise: c.ClusterAdvertise, Peers: c.ClusterPeers, Query: c.ClusterQuery,
+	}
 }
 
 // WriteConfigDoc prints the table of the README.
@@ -518,6 +633,13 @@ func prefixes(v string) ([]netip.Prefix, error) {
 		out = append(out, p.Masked())
 	}
 	return out, nil
+}
+
+func text(field func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		*field(c) = v
+		return nil
+	}
 }
 
 func intBetween(field func(*Config) *int, low, high int) func(*Config, string) error {

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"converger/internal/activity/upload"
+	"converger/internal/cluster"
+	"converger/internal/ratelimit"
 	"converger/internal/secrets"
 )
 
@@ -63,7 +66,8 @@ func TestConfigDefaults(t *testing.T) {
 		CORSOrigins: []string{"http://127.0.0.1:5500", "http://localhost:5500"},
 		AdminNets:   []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32"), netip.MustParsePrefix("::1/128")},
 		BcryptCost:  12, SessionIdle: 12 * time.Hour, SessionAbsolute: 7 * 24 * time.Hour,
-		RateLimitEnabled: true, RateLimitBackend: "local", RateLimitMaxKeys: 1_000_000, DirectoryTTL: 30 * time.Second,
+		RateLimitEnabled: true, RateLimitSync: 100 * time.Millisecond, RateLimitMaxKeys: 1_000_000, DirectoryTTL: 30 * time.Second,
+		ClusterBind: ":7946", ClusterLabel: "converger",
 		APIMaxBytes: 1 << 20, InboundMaxBytes: 3 << 20, BodyMemory: 256 << 20,
 		UploadDir: "uploads", UploadMaxBytes: 10 << 20, UploadAllowedTypes: upload.DefaultTypes(),
 		Workers: 500, LogLevel: slog.LevelInfo, LogFormat: "json",
@@ -87,6 +91,9 @@ func TestConfigReadsEverything(t *testing.T) {
 		"WEBHOOK_ALLOW_PRIVATE_TARGETS": "true", "WEBHOOK_ALLOWED_TARGETS": "a.test,*.b.test", "LOG_LEVEL": "debug", "LOG_FORMAT": "text",
 		"DRAIN_DELAY_MS": "0", "SHUTDOWN_TIMEOUT_MS": "1500", "WORKERS": "7", "API_MAX_BYTES": "65536", "INBOUND_MAX_BYTES": "65536",
 		"UPLOAD_DIR": "/srv/files", "UPLOAD_MAX_BYTES": "2048", "UPLOAD_ALLOWED_TYPES": "image/png, application/octet-stream",
+		"CLUSTER_PEERS": "hub-1:7946, hub-2:7946", "CLUSTER_SECRET": other, "CLUSTER_BIND": "10.0.0.1:7000", "CLUSTER_ADVERTISE": "hub-1:7001",
+		"RATE_LIMIT_BACKEND": "owner", "RATE_LIMIT_SYNC_INTERVAL_MS": "50", "RATE_LIMIT_PARTITION": "full",
+		"CLUSTER_LABEL": "production", "CLUSTER_NODE_NAME": "hub-1", "CLUSTER_TEST_CLOCK_OFFSET_MS": "-400",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -112,6 +119,18 @@ func TestConfigReadsEverything(t *testing.T) {
 		c.LogLevel != slog.LevelDebug || c.SecretKeyBase != testSecretKeyBase || c.PreviousSecretKeyBase != secrets.Text(other) || !c.WebhookAllowPrivateTargets {
 		t.Errorf("read %+v", c)
 	}
+	if c.RateLimitBackend != ratelimit.BackendOwner || c.RateLimitSync != 50*time.Millisecond || !c.RateLimitFull {
+		t.Errorf("limits: read %+v", c)
+	}
+	want := cluster.Config{Label: "production", NodeName: "hub-1", Version: version, Secret: []byte(other), Bind: "10.0.0.1:7000",
+		Advertise: "hub-1:7001", Peers: []string{"hub-1:7946", "hub-2:7946"}}
+	if diff := cmp.Diff(want, c.cluster()); diff != "" || !c.Clustered() || c.ClusterClockOffset != -400*time.Millisecond {
+		t.Errorf("the cluster, with a clock off by %s:\n%s", c.ClusterClockOffset, diff)
+	}
+	if c, err = loadWith(map[string]string{"DNS_CLUSTER_QUERY": "hub.svc", "CLUSTER_BIND": "127.0.0.1:7946"}); err != nil || !c.Clustered() ||
+		c.cluster().Query != "hub.svc" || c.cluster().NodeName == "" {
+		t.Errorf("by DNS, on loopback without a secret: %v, %+v", err, c.cluster())
+	}
 }
 
 // All that is wrong is told at once, and nothing that is right.
@@ -128,13 +147,22 @@ func TestConfigProblems(t *testing.T) {
 		"everything wrong": {map[string]string{
 			"POOL_SIZE": "3", "LISTEN": "4000", "PUBLIC_URL": "hub.example.com", "SECRET_KEY_BASE": "short", "CLOAK_KEY": "short",
 			"CLOAK_RETIRED_KEYS": "x", "TRUSTED_PROXIES": "proxy", "ADMIN_IP_WHITELIST": "localhost", "CORS_ORIGINS": "https://app.example.com/path", "METRICS_TOKEN": "short", "METRICS_ALLOWED_IPS": "1.2.3",
-			"BCRYPT_COST": "9", "SESSION_IDLE_MS": "0", "SESSION_MAX_MS": "7d", "RATE_LIMIT_ENABLED": "maybe", "RATE_LIMIT_BACKEND": "redis", "RATE_LIMITS": `{"inbound":{"limit":-1}}`, "RATE_LIMIT_MAX_KEYS": "1e6", "DIRECTORY_TTL_MS": "1s",
+			"BCRYPT_COST": "9", "SESSION_IDLE_MS": "0", "SESSION_MAX_MS": "7d", "RATE_LIMIT_ENABLED": "maybe", "RATE_LIMIT_BACKEND": "redis", "RATE_LIMIT_SYNC_INTERVAL_MS": "0", "RATE_LIMIT_PARTITION": "half", "RATE_LIMITS": `{"inbound":{"limit":-1}}`, "RATE_LIMIT_MAX_KEYS": "1e6", "DIRECTORY_TTL_MS": "1s",
 			"WEBHOOK_ALLOW_PRIVATE_TARGETS": "?", "API_MAX_BYTES": "0", "INBOUND_MAX_BYTES": "99999999999999999999", "UPLOAD_MAX_BYTES": "0",
 			"UPLOAD_ALLOWED_TYPES": "image/png,image/svg+xml", "WORKERS": "0",
 			"LOG_LEVEL": "loud", "LOG_FORMAT": "xml", "DRAIN_DELAY_MS": "-1", "SHUTDOWN_TIMEOUT_MS": "0",
 		}, []string{"POOL_SIZE", "LISTEN", "PUBLIC_URL", "SECRET_KEY_BASE", "CLOAK_KEY", "CLOAK_RETIRED_KEYS", "TRUSTED_PROXIES", "ADMIN_IP_WHITELIST", "CORS_ORIGINS",
-			"METRICS_TOKEN", "METRICS_ALLOWED_IPS", "BCRYPT_COST", "SESSION_IDLE_MS", "SESSION_MAX_MS", "RATE_LIMIT_ENABLED", "RATE_LIMIT_BACKEND", "RATE_LIMITS", "RATE_LIMIT_MAX_KEYS", "DIRECTORY_TTL_MS",
+			"METRICS_TOKEN", "METRICS_ALLOWED_IPS", "BCRYPT_COST", "SESSION_IDLE_MS", "SESSION_MAX_MS", "RATE_LIMIT_ENABLED", "RATE_LIMIT_BACKEND", "RATE_LIMIT_SYNC_INTERVAL_MS", "RATE_LIMIT_PARTITION", "RATE_LIMITS", "RATE_LIMIT_MAX_KEYS", "DIRECTORY_TTL_MS",
 			"WEBHOOK_ALLOW_PRIVATE_TARGETS", "API_MAX_BYTES", "INBOUND_MAX_BYTES", "UPLOAD_MAX_BYTES", "UPLOAD_ALLOWED_TYPES", "WORKERS", "LOG_LEVEL", "LOG_FORMAT", "DRAIN_DELAY_MS", "SHUTDOWN_TIMEOUT_MS"}},
+		"a backend for nodes that are not there":     {map[string]string{"RATE_LIMIT_BACKEND": "cluster"}, []string{"RATE_LIMIT_BACKEND"}},
+		"such a backend for one bucket":              {map[string]string{"RATE_LIMITS": `{"upload":{"backend":"owner"}}`}, []string{"RATE_LIMITS"}},
+		"a cluster that others reach needs a secret": {map[string]string{"CLUSTER_PEERS": "hub-1:7946"}, []string{"CLUSTER_SECRET"}},
+		"a weak secret of the cluster":               {map[string]string{"CLUSTER_PEERS": "hub-1:7946", "CLUSTER_SECRET": "short"}, []string{"CLUSTER_SECRET"}},
+		"two ways to find peers":                     {map[string]string{"CLUSTER_PEERS": "hub-1:7946", "DNS_CLUSTER_QUERY": "hub", "CLUSTER_BIND": "127.0.0.1:1"}, []string{"CLUSTER_PEERS"}},
+		"a cluster with everything wrong": {map[string]string{"CLUSTER_PEERS": "hub-1,hub-2:0", "CLUSTER_BIND": "hub-1", "CLUSTER_ADVERTISE": "x", "CLUSTER_LABEL": "a b",
+			"CLUSTER_NODE_NAME": "a b", "CLUSTER_TEST_CLOCK_OFFSET_MS": "1e3"},
+			[]string{"CLUSTER_TEST_CLOCK_OFFSET_MS", "CLUSTER_LABEL", "CLUSTER_NODE_NAME", "CLUSTER_BIND", "CLUSTER_ADVERTISE", "CLUSTER_PEERS", "CLUSTER_PEERS"}},
+		"a name without a port to go by":  {map[string]string{"DNS_CLUSTER_QUERY": "hub", "CLUSTER_BIND": "127.0.0.1:0"}, []string{"DNS_CLUSTER_QUERY"}},
 		"overflowing milliseconds":        {map[string]string{"DRAIN_DELAY_MS": "-9223372036854775807"}, []string{"DRAIN_DELAY_MS"}},
 		"a secret and its file":           {map[string]string{"CLOAK_KEY_FILE": unreadable}, []string{"CLOAK_KEY"}},
 		"no such file":                    {map[string]string{"CLOAK_KEY": "", "CLOAK_KEY_FILE": unreadable, "RATE_LIMITS_FILE": unreadable}, []string{"CLOAK_KEY", "RATE_LIMITS_FILE"}},
@@ -331,4 +359,37 @@ func TestReadmeHoldsConfigDoc(t *testing.T) {
 	if diff := cmp.Diff(want, strings.TrimSpace(string(m[1]))); diff != "" {
 		t.Errorf("the table in README.md is not the output of `server config doc`:\n%s", diff)
 	}
+}
+
+// Who counts a bucket: the operator's word for it, else owners for small limits of a cluster, else the general choice, else
+// what fits.
+func TestConfigBackends(t *testing.T) {
+	t.Parallel()
+	cluster := map[string]string{"CLUSTER_PEERS": "127.0.0.1:7946", "CLUSTER_BIND": "127.0.0.1:7946"}
+	for name, tt := range map[string]struct {
+		env            map[string]string
+		login, inbound ratelimit.Backend
+	}{
+		"alone":                    {nil, ratelimit.BackendLocal, ratelimit.BackendLocal},
+		"alone, told so":           {map[string]string{"RATE_LIMIT_BACKEND": "local"}, ratelimit.BackendLocal, ratelimit.BackendLocal},
+		"in a cluster":             {cluster, ratelimit.BackendOwner, ratelimit.BackendCluster},
+		"each for itself":          {with(cluster, "RATE_LIMIT_BACKEND", "local"), ratelimit.BackendOwner, ratelimit.BackendLocal},
+		"all by owners":            {with(cluster, "RATE_LIMIT_BACKEND", "owner"), ratelimit.BackendOwner, ratelimit.BackendOwner},
+		"a bucket with its choice": {with(cluster, "RATE_LIMITS", `{"login_ip":{"backend":"local"},"inbound":{"limit":5,"scale_ms":1000,"backend":"owner"}}`), ratelimit.BackendLocal, ratelimit.BackendOwner},
+	} {
+		c, err := loadWith(tt.env)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if login, inbound := c.Backend(ratelimit.LoginIP), c.Backend(ratelimit.Inbound); login != tt.login || inbound != tt.inbound {
+			t.Errorf("%s: login_ip by %s, inbound by %s, want %s and %s", name, login, inbound, tt.login, tt.inbound)
+		}
+	}
+}
+
+func with(env map[string]string, name, value string) map[string]string {
+	env = maps.Clone(env)
+	env[name] = value
+	return env
 }

@@ -36,6 +36,7 @@ type devCmd struct {
 	Addr        string `help:"Address to serve on." default:"127.0.0.1:4000"`
 	DatabaseURL string `help:"Use this database instead of a private one. It must hold no tenants, or be a development database already." placeholder:"postgres://…"`
 	ReceiverURL string `help:"Where the demo's webhook channel delivers to." default:"http://127.0.0.1:4100/"`
+	Nodes       int    `help:"Nodes to run: each more than one is a process of its own, on the next port, and all are one cluster." default:"1"`
 }
 
 // devMark is the comment that tells a development database from one that somebody lives on.
@@ -47,6 +48,9 @@ var errNotDev = errors.New("the database holds tenants and is not marked as a de
 func (c devCmd) Run(e *env) (err error) {
 	ctx, stop := context.WithCancelCause(e.ctx)
 	defer stop(nil)
+	if c.Nodes < 1 || c.Nodes > maxDevNodes {
+		return fmt.Errorf("--nodes must be from 1 to %d", maxDevNodes)
+	}
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return err
 	}
@@ -108,14 +112,23 @@ func (c devCmd) Run(e *env) (err error) {
 		return err
 	}
 	d, err := c.seed(ctx, h, base, url)
+	d.Nodes = []demoNode{{BaseURL: base, PID: os.Getpid()}}
+	if err == nil && c.Nodes == 1 {
+		err = d.write(c.Dir)
+	}
 	if err != nil {
-		h.pool.Close()
+		h.close()
 		if errors.Is(err, secrets.ErrUnknownKey) {
 			return fmt.Errorf("the database was made with another folder's secrets.json than %s has: pass that folder by --dir, or another database (%w)", c.Dir, err)
 		}
 		return fmt.Errorf("make the demo tenant: %w", err)
 	}
-	err = h.serve(ctx, listener, func() { c.welcome(e.stdout, d) })
+	if c.Nodes > 1 {
+		h.close()
+		err = c.serveNodes(ctx, e, getenv, listener, d)
+	} else {
+		err = h.serve(ctx, listener, func() { c.welcome(e.stdout, d) })
+	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		err = errors.Join(err, cause)
 	}
@@ -255,7 +268,7 @@ func withDatabase(ctx context.Context, url string, fn func(*pgxpool.Pool) error)
 
 const demoTenantName = "Demo"
 
-// seed makes what the demo lacks, and writes demo.json. What is there already stays as it is, edits included; credentials
+// seed makes what the demo lacks. What is there already stays as it is, edits included; credentials
 // that can't be read back (keys are stored as hashes) are made anew only when demo.json no longer knows them.
 func (c devCmd) seed(ctx context.Context, h *hub, base, url string) (demo, error) {
 	by := tenants.Actor{Type: tenants.ActorSystem, ID: "server dev"}
@@ -320,7 +333,7 @@ func (c devCmd) seed(ctx context.Context, h *hub, base, url string) (demo, error
 	if d.User, err = seedUser(ctx, h, by, auth.TenantRealm(tenant.ID), auth.RoleOwner, "owner@demo.test", old.User); err != nil {
 		return demo{}, err
 	}
-	return d, writeJSON(filepath.Join(c.Dir, demoFile), d)
+	return d, nil
 }
 
 func (h *hub) knowsKey(hash [32]byte, tenant tenants.ID) bool {

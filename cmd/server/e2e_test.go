@@ -609,7 +609,7 @@ func TestDevKeepsAwayFromOthersData(t *testing.T) {
 		t.Errorf("dev on the database of another folder: %v", err)
 	}
 	_, again := startDev(t, dir, "--addr", "127.0.0.1:0", "--database-url", empty)
-	again.BaseURL = d.BaseURL // another port
+	again.BaseURL, again.Nodes = d.BaseURL, d.Nodes // another port
 	if diff := cmp.Diff(d, again); diff != "" {
 		t.Errorf("a second start on the same database:\n%s", diff)
 	}

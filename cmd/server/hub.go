@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -22,13 +24,15 @@ import (
 	"converger/internal/channel/webhook"
 	"converger/internal/channel/whatsappinfobip"
 	"converger/internal/channel/whatsappmeta"
+	"converger/internal/cluster"
 	"converger/internal/delivery"
 	apphttp "converger/internal/http"
 	"converger/internal/inbound"
 	"converger/internal/jobs"
 	"converger/internal/postgres"
 	"converger/internal/ratelimit"
-	"converger/internal/ratelimit/local"
+	limitcluster "converger/internal/ratelimit/cluster"
+	"converger/internal/ratelimit/owner"
 	"converger/internal/secrets"
 	"converger/internal/tenants"
 	"converger/migrations"
@@ -41,6 +45,12 @@ type hub struct {
 	log      *slog.Logger
 	pool     *pgxpool.Pool
 	draining atomic.Bool
+
+	node  *cluster.Node // nil: alone
+	beats *pgxpool.Pool // its heartbeats
+
+	shared *limitcluster.Store // nil unless limits are counted so
+	owned  *owner.Store        // likewise
 
 	tenants    *tenants.Store
 	channels   *channel.Store
@@ -138,9 +148,14 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	}
 	defer func() {
 		if err != nil {
-			h.pool.Close()
+			h.close()
 		}
 	}()
+	if cfg.Clustered() {
+		if err := h.join(ctx, reg); err != nil {
+			return nil, err
+		}
+	}
 	box, err := newBox(cfg)
 	if err != nil {
 		return nil, err
@@ -165,8 +180,7 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	if err != nil {
 		return nil, err
 	}
-	clock := ratelimit.NewClock()
-	counters, err := local.New(local.Config{MaxKeys: cfg.RateLimitMaxKeys, Clock: clock, Registerer: reg})
+	counters, clock, err := h.counters(reg)
 	if err != nil {
 		return nil, err
 	}
@@ -222,9 +236,35 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	return h, nil
 }
 
+// join makes the node's place in the cluster.
+func (h *hub) join(ctx context.Context, reg prometheus.Registerer) (err error) {
+	// A pool of its own: a heartbeat that waits for requests would be late when it matters.
+	h.beats, err = postgres.Open(ctx, h.cfg.DatabaseURL.Reveal(), postgres.Options{MaxConns: 1, AppName: "converger heartbeat"})
+	if err != nil {
+		return err
+	}
+	c := h.cfg.cluster()
+	c.Database, c.Registerer, c.Logger = h.beats, reg, h.log
+	if off := h.cfg.ClusterClockOffset; off != 0 {
+		h.log.Warn("this node's clock is set off, for a test (CLUSTER_TEST_CLOCK_OFFSET_MS)", slog.Duration("offset", off))
+		began := time.Now()
+		c.Now = func() int64 { return began.Add(off).UnixNano() + int64(time.Since(began)) }
+	}
+	h.node, err = cluster.New(c)
+	return err
+}
+
+// close gives the database's connections back.
+func (h *hub) close() {
+	h.pool.Close()
+	if h.beats != nil {
+		h.beats.Close()
+	}
+}
+
 // checks are what readiness asks, beside draining.
 func (h *hub) checks() []apphttp.Check {
-	return []apphttp.Check{
+	checks := []apphttp.Check{
 		{Name: "database", Run: func(ctx context.Context) error {
 			if err := h.pool.Ping(ctx); err != nil {
 				return errors.New("database unavailable")
@@ -262,12 +302,18 @@ func (h *hub) checks() []apphttp.Check {
 			return nil
 		}},
 	}
+	if h.node != nil {
+		checks = append(checks,
+			apphttp.Check{Name: "cluster", Run: func(context.Context) error { return h.node.Ready() }},
+			apphttp.Check{Name: "peers", Degrades: true, Run: func(context.Context) error { return h.node.Degraded() }})
+	}
+	return checks
 }
 
 // serve runs the node on the listener until ctx ends, then stops it in the order of lifetimes: readiness off, the
 // balancer's delay, http, jobs, deliveries, activities, refreshers, pool. ready is called once requests are answered.
 func (h *hub) serve(ctx context.Context, listener net.Listener, ready func()) (err error) {
-	defer h.pool.Close()
+	defer h.close()
 	switch err := migrations.Check(ctx, h.pool); {
 	case errors.Is(err, migrations.ErrTooNew): // an old node that restarts in a rolling update
 		h.log.Warn("the schema is newer than this program", slog.Any("detail", err))
@@ -290,6 +336,14 @@ func (h *hub) serve(ctx context.Context, listener net.Listener, ready func()) (e
 	life := newLifetimes(h.log, h.cfg.ShutdownTimeout)
 	life.start("directory", h.directory.Run)
 	life.start("usage", h.usage.Run)
+	if h.node != nil {
+		life.start("cluster", h.node.Run)
+		select { // what limits is not to be counted alone if others are there
+		case <-h.node.Settled():
+		case <-ctx.Done():
+		}
+	}
+	h.startCounters(ctx, life)
 	life.start("activities", h.activities.Run)
 	life.start("uploads", h.sweeper.Run)
 	life.start("deliveries", h.deliveries.Run)
@@ -328,9 +382,20 @@ func serveHTTP(ctx context.Context, server *http.Server, listener net.Listener, 
 	return nil
 }
 
-type serveCmd struct{}
+type serveCmd struct {
+	UntilInputEnds bool `help:"Stop when standard input ends: with whoever started it." hidden:""`
+}
 
-func (serveCmd) Run(e *env) error {
+func (c serveCmd) Run(e *env) error {
+	if c.UntilInputEnds {
+		ctx, stop := context.WithCancel(e.ctx)
+		defer stop()
+		go func() {
+			_, _ = io.Copy(io.Discard, os.Stdin)
+			stop()
+		}()
+		e.ctx = ctx
+	}
 	cfg, err := LoadConfig(e.getenv)
 	if err != nil {
 		return err
@@ -342,7 +407,7 @@ func (serveCmd) Run(e *env) error {
 	var lc net.ListenConfig
 	listener, err := lc.Listen(e.ctx, "tcp", cfg.Listen)
 	if err != nil {
-		h.pool.Close()
+		h.close()
 		return fmt.Errorf("listen: %w", err)
 	}
 	return h.serve(e.ctx, listener, nil)

@@ -32,12 +32,21 @@ type demo struct {
 	Channels        map[string]demoHub `json:"channels"`
 	Admin           demoUser           `json:"admin"`
 	User            demoUser           `json:"user"` // of the tenant
+	Nodes           []demoNode         `json:"nodes"`
 }
 
 type demoUser struct {
 	Email    string `json:"email"`
 	Password string `json:"password"`
 }
+
+type demoNode struct {
+	BaseURL string `json:"base_url"`
+	PID     int    `json:"pid"`
+}
+
+// write replaces the file in a folder.
+func (d demo) write(dir string) error { return writeJSON(filepath.Join(dir, demoFile), d) }
 
 type demoTenant struct {
 	ID     string `json:"id"`

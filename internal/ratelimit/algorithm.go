@@ -1,6 +1,9 @@
 package ratelimit
 
-import "math/bits"
+import (
+	"math/bits"
+	"time"
+)
 
 // The rules of the three algorithms, in whole numbers and without a clock.
 //
@@ -263,6 +266,19 @@ func FromShape(shape uint64) Policy {
 	}
 	p.derive()
 	return p
+}
+
+// ValidShape tells whether a number from elsewhere is the shape of some policy
+// with a limit that is not 0.
+func ValidShape(shape uint64) bool {
+	alg, scale, rate := Algorithm(shape>>57), shape>>30&(1<<27-1), shape&(1<<30-1)
+	if alg > TokenBucket || scale < uint64(MinScale/time.Millisecond) || scale > uint64(MaxScale/time.Millisecond) {
+		return false
+	}
+	if alg == TokenBucket {
+		return 0 < rate && rate <= MaxLimit
+	}
+	return rate == 0
 }
 
 // Over tells whether a counter kept under a shape has nothing left to remember.

@@ -87,6 +87,10 @@ type Info struct {
 	Algorithm Algorithm
 	// TenantOverride tells whether tenants.limits may name the bucket.
 	TenantOverride bool
+	// Exact marks the buckets whose limits are so small that in a cluster each key
+	// is counted by one node, unless configured otherwise: N nodes that each admit
+	// one early guess are too many for a limit of five.
+	Exact bool
 	// Guard marks the buckets that protect credentials: they stay on when
 	// limiting is switched off.
 	Guard bool
@@ -98,11 +102,11 @@ var buckets = [NumBuckets]Info{
 	ActivityCreate:  builtin("activity_create", SubjectTenant, 100, time.Second, FixedWindow, tenantMay),
 	Upload:          builtin("upload", SubjectTenant, 10, time.Second, FixedWindow, tenantMay),
 	Inbound:         builtin("inbound", SubjectChannel, 500, time.Second, FixedWindow, tenantMay),
-	TokenGenerate:   builtin("token_generate", SubjectChannel, 10, time.Minute, FixedWindow, tenantMay),
-	TokenCreate:     builtin("token_create", SubjectIP, 10, time.Minute, FixedWindow, 0),
-	LoginIP:         builtin("login_ip", SubjectIP, 5, time.Minute, SlidingWindow, guard),
-	LoginAccount:    builtin("login_account", SubjectAccount, 5, time.Minute, SlidingWindow, guard),
-	SecondFactor:    builtin("second_factor", SubjectAccount, 5, time.Minute, SlidingWindow, guard),
+	TokenGenerate:   builtin("token_generate", SubjectChannel, 10, time.Minute, FixedWindow, tenantMay|exact),
+	TokenCreate:     builtin("token_create", SubjectIP, 10, time.Minute, FixedWindow, exact),
+	LoginIP:         builtin("login_ip", SubjectIP, 5, time.Minute, SlidingWindow, guard|exact),
+	LoginAccount:    builtin("login_account", SubjectAccount, 5, time.Minute, SlidingWindow, guard|exact),
+	SecondFactor:    builtin("second_factor", SubjectAccount, 5, time.Minute, SlidingWindow, guard|exact),
 	UnknownCaller:   builtin("unknown_caller", SubjectIP, 30, time.Minute, SlidingWindow, 0),
 	APIRead:         builtin("api_read", SubjectCaller, 300, time.Second, FixedWindow, tenantMay),
 	WebPage:         builtin("web_page", SubjectSession, 300, time.Minute, FixedWindow, 0),
@@ -115,6 +119,7 @@ type trait uint8
 const (
 	tenantMay trait = 1 << iota
 	guard
+	exact
 )
 
 func builtin(name string, s Subject, limit int64, scale time.Duration, a Algorithm, t trait) Info {
@@ -122,6 +127,7 @@ func builtin(name string, s Subject, limit int64, scale time.Duration, a Algorit
 		Name: name, Subject: s, Algorithm: a,
 		Default:        Rule{Limit: limit, Scale: scale, Algorithm: a},
 		TenantOverride: t&tenantMay != 0,
+		Exact:          t&exact != 0,
 		Guard:          t&guard != 0,
 	}
 }

@@ -119,8 +119,8 @@ func ParseOverride(b Bucket, raw []byte) (Rule, error) {
 	if !b.Info().TenantOverride {
 		return Rule{}, ErrNoOverride
 	}
-	r, _, err := parseRule(b, raw, false)
-	return r, err
+	r, err := parseRule(b, raw, false)
+	return r.Rule, err
 }
 
 // Operator is the operator's configuration of every bucket, compiled. Immutable;
@@ -128,6 +128,15 @@ func ParseOverride(b Bucket, raw []byte) (Rule, error) {
 type Operator struct {
 	set      [NumBuckets]bool
 	policies [NumBuckets]*Policy // nil where set: off
+	backends [NumBuckets]Backend
+}
+
+// Backend is the backend that the operator chose for a bucket, "" for none.
+func (o *Operator) Backend(b Bucket) Backend {
+	if o == nil || !b.valid() {
+		return ""
+	}
+	return o.backends[b]
 }
 
 // Policy returns the operator's policy for a bucket, nil for "off", and whether
@@ -140,8 +149,8 @@ func (o *Operator) Policy(b Bucket) (*Policy, bool) {
 }
 
 // ParseOperator reads RATE_LIMITS, {"bucket": rule | "off"}, a rule being that
-// of an override, optionally with "mode": "count". Empty text is no
-// configuration. The error is Errors.
+// of an override, optionally with "mode": "count" and "backend". A rule with
+// nothing but a backend keeps the built-in limit. Empty text is no configuration. The error is Errors.
 func ParseOperator(raw []byte) (*Operator, error) {
 	if blank(raw) {
 		return nil, nil
@@ -163,9 +172,10 @@ func ParseOperator(raw []byte) (*Operator, error) {
 		if string(m.value) == `"off"` {
 			continue
 		}
-		r, count, err := parseRule(b, m.value, true)
+		r, err := parseRule(b, m.value, true)
 		if err == nil {
-			o.policies[b], err = newPolicy(b, r, count)
+			o.backends[b] = r.backend
+			o.policies[b], err = newPolicy(b, r.Rule, r.count)
 		}
 		errs = append(errs, under(m.pointer, err)...)
 	}
@@ -204,17 +214,24 @@ func under(pointer string, err error) Errors {
 	return errs
 }
 
+// configured is a rule with what only operators may say.
+type configured struct {
+	Rule
+	count   bool
+	backend Backend
+}
+
 // parseRule reads {"limit", "scale_ms", "algorithm", "burst"} and, for
-// operators, "mode". Every problem is reported, each once.
-func parseRule(b Bucket, raw []byte, operator bool) (r Rule, count bool, err error) {
+// operators, "mode" and "backend". Every problem is reported, each once.
+func parseRule(b Bucket, raw []byte, operator bool) (r configured, err error) {
 	members, errs := object(raw, "")
 	if len(errs) > 0 && members == nil {
-		return Rule{}, false, errs
+		return configured{}, errs
 	}
 	r.Algorithm = b.Info().Algorithm
 	allowed := "limit, scale_ms, algorithm, burst"
 	if operator {
-		allowed += ", mode"
+		allowed += ", mode, backend"
 	}
 	bad := map[string]bool{} // fields already reported
 	report := func(e FieldError) {
@@ -242,12 +259,21 @@ func parseRule(b Bucket, raw []byte, operator bool) (r Rule, count bool, err err
 			}
 			r.Algorithm = a
 		case m.name == "mode" && operator:
-			if count = text(m.value) == "count"; !count && text(m.value) != "enforce" {
+			if r.count = text(m.value) == "count"; !r.count && text(m.value) != "enforce" {
 				report(FieldError{m.pointer, CodeUnknownValue, `mode must be "enforce" or "count"`})
+			}
+		case m.name == "backend" && operator:
+			var ok bool
+			if r.backend, ok = ParseBackend(text(m.value)); !ok {
+				report(FieldError{m.pointer, CodeUnknownValue, fmt.Sprintf("backend must be one of %v", backends)})
 			}
 		default:
 			report(FieldError{m.pointer, CodeUnknownMember, "no such member; allowed are " + allowed})
 		}
+	}
+	if len(members) == 1 && r.backend != "" {
+		r.Rule = b.Info().Default
+		return r, nil
 	}
 	required := func(v *int64, rng FieldError) int64 {
 		if v == nil {
@@ -270,9 +296,9 @@ func parseRule(b Bucket, raw []byte, operator bool) (r Rule, count bool, err err
 		}
 	}
 	if len(errs) > 0 {
-		return Rule{}, false, errs
+		return configured{}, errs
 	}
-	return r, count, nil
+	return r, nil
 }
 
 // integer reads a whole number. Numbers with a fraction or an exponent and

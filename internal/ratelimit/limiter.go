@@ -42,7 +42,7 @@ func New(c Config) (*Limiter, error) {
 		return nil, errors.New("ratelimit: no store")
 	}
 	l := &Limiter{store: c.Store, clock: c.Clock, disabled: c.Disabled}
-	if l.clock == (Clock{}) {
+	if l.clock.IsZero() {
 		l.clock = NewClock()
 	}
 	l.lists.New = func() any { s := make([]Item, 0, 4); return &s }

@@ -23,17 +23,30 @@ func (i Instant) Add(d time.Duration) Instant { return i + Instant(d) }
 type Clock struct {
 	start time.Time
 	unix  int64
+	read  func() Instant
 }
 
 // NewClock reads the wall clock once.
 func NewClock() Clock {
 	t := time.Now()
-	return Clock{t, t.UnixNano()}
+	return Clock{start: t, unix: t.UnixNano()}
 }
+
+// ClockFrom is a clock that read tells, such as one that all nodes of a cluster
+// agree on.
+func ClockFrom(read func() Instant) Clock { return Clock{read: read} }
+
+// IsZero tells whether c is no clock.
+func (c Clock) IsZero() bool { return c.read == nil && c.start.IsZero() }
 
 // Now reads the clock. It costs more than a check: read it once a request, just
 // before the check, and pass it down.
-func (c Clock) Now() Instant { return Instant(c.unix + int64(time.Since(c.start))) }
+func (c Clock) Now() Instant {
+	if c.read != nil {
+		return c.read()
+	}
+	return Instant(c.unix + int64(time.Since(c.start)))
+}
 
 // Item is one budget and what a request wants of it.
 type Item struct {
@@ -73,6 +86,19 @@ func (it Item) Spend() uint32 { return max(it.Cost, 1) }
 // Limited tells whether a budget was really enforced, and so whether the answer
 // should describe it.
 func (d Decision) Limited() bool { return d.Policy != nil }
+
+// Stricter tells whether d rather than o is the answer to a request that met both:
+// of refusals the one with the longer wait, of admissions the one that left less
+// of its quota. Both have a policy.
+func (d Decision) Stricter(o Decision) bool {
+	switch {
+	case d.Allowed != o.Allowed:
+		return o.Allowed
+	case !d.Allowed:
+		return d.WaitMs > o.WaitMs
+	}
+	return uint64(d.Remaining)*uint64(o.Policy.Quota()) < uint64(o.Remaining)*uint64(d.Policy.Quota())
+}
 
 // Usage is the state of one budget, for operators.
 type Usage struct {

@@ -8,6 +8,7 @@
 // are alive than MaxKeys, further ones share hashed overflow counters, which
 // refuse too much rather than too little.
 //
-// table.go holds the memory (find, insert, grow, recycle), store.go the spending.
+// table.go holds the memory (find, insert, grow, recycle), store.go the spending,
+// peers.go the seam by which backends over several nodes stand on these counters.
 // Test it with ratelimittest.Run and go test -race; -bench shows the cost.
 package local

@@ -39,6 +39,8 @@ type Config struct {
 	// that was delayed from a clock that stepped back. The zero Clock trusts the
 	// call: for tests, which pass time in.
 	Clock ratelimit.Clock
+	// Peers adds what other nodes spend; nil for none.
+	Peers Peers
 	// Registerer receives the metrics; nil for none.
 	Registerer prometheus.Registerer
 }
@@ -49,6 +51,8 @@ type Store struct {
 	shift   uint // of Key.Lo, to the number of its shard
 	maxKeys int  // of a shard
 	clock   ratelimit.Clock
+	peers   Peers
+	share   atomic.Uint64 // of every limit, held<<32 | of; 0: the whole
 
 	overflowMu   sync.Mutex                                  // as shard.mu
 	overflow     [ratelimit.NumBuckets]atomic.Pointer[table] // made when first needed
@@ -73,10 +77,11 @@ func New(c Config) (*Store, error) {
 	}
 	s := &Store{
 		shards: make([]shard, n), shift: uint(64 - bits.TrailingZeros(uint(n))),
-		maxKeys: c.MaxKeys / n, clock: c.Clock,
+		maxKeys: c.MaxKeys / n, clock: c.Clock, peers: c.Peers,
 	}
 	for i := range s.shards {
-		s.shards[i].tab.Store(newTable(minSlots))
+		s.shards[i].peers = c.Peers
+		s.shards[i].tab.Store(newTable(minSlots, c.Peers != nil))
 	}
 	if c.Registerer != nil {
 		if err := s.register(c.Registerer); err != nil {
@@ -104,6 +109,7 @@ func (s *Store) shard(k ratelimit.Key) *shard { return &s.shards[k.Lo>>s.shift] 
 type ref struct {
 	sl   *slot
 	prev *atomic.Uint32
+	mark *atomic.Uint64 // nil without Peers
 	hi   uint64
 }
 
@@ -117,7 +123,7 @@ func (s *Store) lookup(sh *shard, k ratelimit.Key) ref {
 			return ref{}
 		}
 	}
-	return ref{&t.slots[i], &t.prev[i], k.Hi}
+	return t.ref(i, k.Hi)
 }
 
 // shared returns the overflow counter of a key; ref.sl is nil if the bucket never
@@ -127,8 +133,7 @@ func (s *Store) shared(k ratelimit.Key, b ratelimit.Bucket) ref {
 	if t == nil {
 		return ref{}
 	}
-	i := k.Lo % overflowLen
-	return ref{&t.slots[i], &t.prev[i], overflowHi}
+	return t.ref(int(k.Lo%overflowLen), overflowHi)
 }
 
 // Take implements ratelimit.Store. It allocates nothing.
@@ -139,7 +144,7 @@ func (s *Store) Take(_ context.Context, now ratelimit.Instant, it ratelimit.Item
 // take spends cost, if need be so far ahead (nanoseconds, token buckets only).
 func (s *Store) take(k ratelimit.Key, p *ratelimit.Policy, cost uint32, now ratelimit.Instant, ahead int64) ratelimit.Decision {
 	if cost > p.Quota() {
-		_, d := p.Decide(s.state(k, p, now), cost, now)
+		_, d := p.Decide(s.seen(k, p, now), cost, now)
 		return d
 	}
 	sh := s.shard(k)
@@ -149,9 +154,9 @@ func (s *Store) take(k ratelimit.Key, p *ratelimit.Policy, cost uint32, now rate
 			var d ratelimit.Decision
 			var ok bool
 			if p.Algorithm() == ratelimit.TokenBucket {
-				d, ok = r.spendTokens(p, cost, now, ahead)
+				d, ok = s.spendTokens(r, p, cost, now, ahead)
 			} else {
-				d, ok = r.spendWindow(p, cost, now)
+				d, ok = s.spendWindow(r, p, cost, now)
 			}
 			if ok {
 				return d
@@ -162,7 +167,7 @@ func (s *Store) take(k ratelimit.Key, p *ratelimit.Policy, cost uint32, now rate
 }
 
 // spendWindow reports false when the slot must be prepared first.
-func (r ref) spendWindow(p *ratelimit.Policy, cost uint32, now ratelimit.Instant) (ratelimit.Decision, bool) {
+func (s *Store) spendWindow(r ref, p *ratelimit.Policy, cost uint32, now ratelimit.Instant) (ratelimit.Decision, bool) {
 	index, into := p.Window(now)
 	for {
 		w := r.sl.word.Load()
@@ -177,20 +182,25 @@ func (r ref) spendWindow(p *ratelimit.Policy, cost uint32, now ratelimit.Instant
 			case d == 1: // we were preempted past the window's end: never roll back
 				win, into, at = tag, 0, p.WindowStart(tag)
 			case d < 0 && p.Algorithm() == ratelimit.FixedWindow:
-				r.sl.word.CompareAndSwap(w, uint64(index)<<32)
+				if r.sl.word.CompareAndSwap(w, uint64(index)<<32) {
+					s.rolled(r, w)
+				}
 				continue
 			default:
 				return ratelimit.Decision{}, false
 			}
 		}
-		count, prev, carried, room := uint32(w), uint32(0), uint32(0), p.Limit()
+		link, mark := r.load()
+		others, before := s.others(link, p, win, at)
+		count, prev, carried := uint32(w), uint32(0), uint32(0)
 		if p.Algorithm() == ratelimit.SlidingWindow {
-			prev = r.prev.Load()
+			prev = r.prev.Load() + before
 			carried = p.Carried(prev, into)
-			room -= carried
 		}
+		room := p.Limit() - min(p.Limit(), others+carried)
 		if uint64(count)+uint64(cost) > uint64(room) {
-			return p.RefuseWindow(prev, count, carried, cost, into, at), true
+			s.refused(r, link, p, cost, at)
+			return p.RefuseWindow(prev, count+others, carried, cost, into, at), true
 		}
 		switch {
 		case room-count > slack && cost <= slackCost:
@@ -210,7 +220,10 @@ func (r ref) spendWindow(p *ratelimit.Policy, cost uint32, now ratelimit.Instant
 			r.sl.unspend(win, cost)
 			return ratelimit.Decision{}, false
 		}
-		return p.AdmitWindow(prev, uint32(w), carried, into, at), true
+		if uint32(w) > mark {
+			s.peers.Passed(Counter{r}, p, at)
+		}
+		return p.AdmitWindow(prev, uint32(w)+others, carried, into, at), true
 	}
 }
 
@@ -228,8 +241,15 @@ func (sl *slot) unspend(win, cost uint32) bool {
 }
 
 // spendTokens reports false when the slot must be prepared first.
-func (r ref) spendTokens(p *ratelimit.Policy, cost uint32, now ratelimit.Instant, ahead int64) (ratelimit.Decision, bool) {
-	need, tolerance := p.TokenTime(cost), p.Tolerance()
+func (s *Store) spendTokens(r ref, p *ratelimit.Policy, cost uint32, now ratelimit.Instant, ahead int64) (ratelimit.Decision, bool) {
+	need := s.TokenTime(p, cost)
+	tolerance := max(p.Tolerance(), need) // a share of a burst is at least this one
+	link, _ := r.load()
+	unseen := int64(0) // the time of the tokens that peers are expected to have spent
+	if link != 0 {
+		others, _ := s.peers.Others(link, p, 0, now)
+		unseen = s.TokenTime(p, others)
+	}
 	for {
 		w := r.sl.word.Load()
 		if r.sl.shape.Load() != p.Shape() || w>>32 == frozen {
@@ -240,12 +260,13 @@ func (r ref) spendTokens(p *ratelimit.Policy, cost uint32, now ratelimit.Instant
 		}
 		tat := max(int64(w), int64(now))
 		next := tat + need
-		over := next - int64(now) - tolerance
+		over := next + unseen - int64(now) - tolerance
 		if over > ahead {
-			return p.RefuseTokens(tat, over, now), true
+			s.refused(r, link, p, cost, now)
+			return p.RefuseTokens(tat+unseen, over, now), true
 		}
-		if ahead > 0 {
-			r.reserving(uint32(ahead / 1e6))
+		if far := next - int64(now) - p.Tolerance(); far > 0 {
+			r.reserving(uint32(far/1e6 + 1))
 		}
 		if !r.sl.word.CompareAndSwap(w, uint64(next)) {
 			continue
@@ -254,7 +275,10 @@ func (r ref) spendTokens(p *ratelimit.Policy, cost uint32, now ratelimit.Instant
 			r.sl.untake(need)
 			return ratelimit.Decision{}, false
 		}
-		d := p.AdmitTokens(next, now)
+		if r.mark != nil {
+			s.peers.Spent(Counter{r}, p, int64(cost), now)
+		}
+		d := p.AdmitTokens(next+unseen, now)
 		if ahead > 0 {
 			d.WaitMs = uint32(max(over+1e6-1, 0) / 1e6)
 		}
@@ -297,7 +321,7 @@ func (s *Store) prepare(sh *shard, k ratelimit.Key, p *ratelimit.Policy, now rat
 	sh.mu.Lock()
 	if r = s.lookup(sh, k); r.sl == nil {
 		if t, i := sh.insert(k, p, now, s.maxKeys); i >= 0 {
-			r = ref{&t.slots[i], &t.prev[i], k.Hi}
+			r = t.ref(i, k.Hi)
 		}
 	}
 	if r.sl != nil {
@@ -321,8 +345,9 @@ func (s *Store) prepareOverflow(k ratelimit.Key, p *ratelimit.Policy, now rateli
 	s.overflowMu.Lock()
 	defer s.overflowMu.Unlock()
 	if s.overflow[p.Bucket()].Load() == nil {
-		t := newTable(overflowLen)
+		t := newTable(overflowLen, s.peers != nil)
 		for i := range t.slots {
+			t.slots[i].lo.Store(overflowKey(p.Bucket(), i).Lo)
 			t.slots[i].hi.Store(overflowHi)
 		}
 		s.overflow[p.Bucket()].Store(t)
@@ -354,7 +379,7 @@ func (s *Store) settle(r ref, p *ratelimit.Policy, now ratelimit.Instant) rateli
 			w := r.sl.word.Load()
 			state := p.Fresh(now)
 			if shape != 0 {
-				state = p.Convert(shape, ratelimit.State{Word: w, Prev: r.prev.Load()}, now)
+				state = s.convert(r, shape, p, ratelimit.State{Word: w, Prev: r.prev.Load()}, now)
 			}
 			if r.sl.word.CompareAndSwap(w, state.Word) {
 				r.prev.Store(state.Prev)
@@ -392,6 +417,7 @@ func (s *Store) settle(r ref, p *ratelimit.Policy, now ratelimit.Instant) rateli
 			r.prev.Store(0)
 		}
 		if r.sl.word.CompareAndSwap(w, next) {
+			s.rolled(r, w)
 			return now
 		}
 	}
@@ -399,31 +425,36 @@ func (s *Store) settle(r ref, p *ratelimit.Policy, now ratelimit.Instant) rateli
 
 // latest reads the clock, where there is one.
 func (s *Store) latest(now ratelimit.Instant) ratelimit.Instant {
-	if s.clock == (ratelimit.Clock{}) {
+	if s.clock.IsZero() {
 		return now
 	}
 	return max(now, s.clock.Now())
+}
+
+// Ask is what TakeAll would answer, without spending.
+func (s *Store) Ask(now ratelimit.Instant, items []ratelimit.Item) ratelimit.Decision {
+	var strictest ratelimit.Decision
+	for i, it := range items {
+		_, d := it.Policy.Decide(s.seen(it.Key, it.Policy, now), it.Spend(), now)
+		d.Item = uint8(i)
+		if i == 0 || d.Stricter(strictest) {
+			strictest = d
+		}
+	}
+	return strictest
 }
 
 // TakeAll implements ratelimit.Store. It asks all before it spends, so that a
 // refusal by one is not seen by the users of another, and takes back what it
 // spent when somebody else came in between.
 func (s *Store) TakeAll(ctx context.Context, now ratelimit.Instant, items []ratelimit.Item) ratelimit.Decision {
-	var strictest ratelimit.Decision
 	if len(items) == 1 {
 		return s.Take(ctx, now, items[0])
 	}
-	found := false
-	for i, it := range items {
-		_, d := it.Policy.Decide(s.state(it.Key, it.Policy, now), it.Spend(), now)
-		if !d.Allowed && (!found || d.WaitMs > strictest.WaitMs) {
-			strictest, found = d, true
-			strictest.Item = uint8(i)
-		}
+	if d := s.Ask(now, items); !d.Allowed {
+		return d
 	}
-	if found {
-		return strictest
-	}
+	var strictest ratelimit.Decision
 	at := now
 	for i, it := range items {
 		d := s.take(it.Key, it.Policy, it.Spend(), now, 0)
@@ -435,17 +466,12 @@ func (s *Store) TakeAll(ctx context.Context, now ratelimit.Instant, items []rate
 			return d
 		}
 		at = max(at, d.At)
-		if i == 0 || tighter(d, strictest) {
+		if i == 0 || d.Stricter(strictest) {
 			strictest = d
 		}
 	}
 	strictest.At = at
 	return strictest
-}
-
-// tighter compares what two admissions left of their quotas.
-func tighter(a, b ratelimit.Decision) bool {
-	return uint64(a.Remaining)*uint64(b.Policy.Quota()) < uint64(b.Remaining)*uint64(a.Policy.Quota())
 }
 
 // Refund implements ratelimit.Store.
@@ -473,7 +499,10 @@ func (s *Store) Refund(_ context.Context, at ratelimit.Instant, it ratelimit.Ite
 			continue
 		}
 		if p.Algorithm() == ratelimit.TokenBucket {
-			if r.sl.untake(p.TokenTime(it.Spend())) {
+			if r.sl.untake(s.TokenTime(p, it.Spend())) {
+				if r.mark != nil {
+					s.peers.Spent(Counter{r}, it.Policy, -int64(it.Spend()), at)
+				}
 				return
 			}
 			continue
@@ -482,6 +511,7 @@ func (s *Store) Refund(_ context.Context, at ratelimit.Instant, it ratelimit.Ite
 		switch {
 		case tag == win:
 			if r.sl.unspend(win, it.Spend()) {
+				s.returned(r, it.Policy, at)
 				return
 			}
 		case tag == win+1 && p.Algorithm() == ratelimit.SlidingWindow:
@@ -491,6 +521,7 @@ func (s *Store) Refund(_ context.Context, at ratelimit.Instant, it ratelimit.Ite
 					r.prev.Store(r.prev.Load() - min(it.Spend(), r.prev.Load()))
 				}
 				mu.Unlock()
+				s.returned(r, it.Policy, at)
 				return
 			}
 			mu.Unlock()
@@ -517,7 +548,7 @@ func (s *Store) Reserve(_ context.Context, now ratelimit.Instant, it ratelimit.I
 // see is the use of the counter that they share.
 func (s *Store) Peek(_ context.Context, now ratelimit.Instant, it ratelimit.Item) (ratelimit.Usage, error) {
 	p := it.Policy
-	state := s.state(it.Key, p, now)
+	state := s.seen(it.Key, p, now)
 	used := p.Used(state, now)
 	u := ratelimit.Usage{Policy: p, Used: used, Remaining: p.Quota() - min(p.Quota(), used)}
 	if used == 0 {
@@ -532,7 +563,37 @@ func (s *Store) Peek(_ context.Context, now ratelimit.Instant, it ratelimit.Item
 	return u, nil
 }
 
-// state reads a key's counter in a policy's unit.
+// seen is a key's counter with what the other nodes have of it.
+func (s *Store) seen(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instant) ratelimit.State {
+	state := s.state(k, p, now)
+	link := uint32(0)
+	if s.peers != nil {
+		r := s.lookup(s.shard(k), k)
+		if r.sl == nil {
+			r = s.shared(k, p.Bucket())
+		}
+		if r.sl != nil {
+			link, _ = r.load()
+		}
+	}
+	if p.Algorithm() == ratelimit.TokenBucket {
+		if link != 0 && p.Limit() > 0 {
+			others, _ := s.peers.Others(link, p, 0, now)
+			state.Word += uint64(s.TokenTime(p, others))
+		}
+		return state
+	}
+	index, _ := p.Window(now)
+	if int32(uint32(state.Word>>32)-index) < 0 { // as the next spend would find it
+		state, _ = p.Decide(state, p.Limit()+1, now)
+	}
+	others, before := s.others(link, p, uint32(state.Word>>32), now)
+	state.Word += uint64(others)
+	state.Prev += before
+	return state
+}
+
+// state reads a key's own counter in a policy's unit.
 func (s *Store) state(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instant) ratelimit.State {
 	sh := s.shard(k)
 	mu, r := &sh.mu, s.lookup(sh, k)
@@ -587,6 +648,9 @@ func (s *Store) Reset(_ context.Context, now ratelimit.Instant, k ratelimit.Key)
 			clean = uint64(max(now, 0))
 		}
 		if r.sl.word.CompareAndSwap(w, clean) {
+			if link, _ := r.load(); link != 0 {
+				s.peers.Emptied(link, r.sl.shape.Load())
+			}
 			return nil
 		}
 	}

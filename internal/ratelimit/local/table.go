@@ -38,13 +38,37 @@ type slot struct {
 // search ends at the first slot that was never used.
 type table struct {
 	slots  []slot
-	prev   []atomic.Uint32 // cold: State.Prev; of token buckets the longest reservation, ms
+	prev   []atomic.Uint32 // cold: State.Prev; of token buckets how far they were booked ahead, ms
+	marks  []atomic.Uint64 // only with Peers: mark<<32 | link, see Counter
 	groups uint32
 }
 
-func newTable(slots int) *table {
+func newTable(slots int, marks bool) *table {
 	g := (slots + groupLen - 1) / groupLen
-	return &table{make([]slot, g*groupLen), make([]atomic.Uint32, g*groupLen), uint32(g)}
+	t := &table{slots: make([]slot, g*groupLen), prev: make([]atomic.Uint32, g*groupLen), groups: uint32(g)}
+	if marks {
+		t.marks = make([]atomic.Uint64, g*groupLen)
+	}
+	return t
+}
+
+// ref is what a spend needs of slot i, which must hold a key that begins with hi.
+func (t *table) ref(i int, hi uint64) ref {
+	r := ref{sl: &t.slots[i], prev: &t.prev[i], hi: hi}
+	if t.marks != nil {
+		r.mark = &t.marks[i]
+	}
+	return r
+}
+
+// unlink forgets what Peers kept for a slot whose counter has ended.
+func (t *table) unlink(i int, peers Peers) {
+	if t.marks == nil {
+		return
+	}
+	if link := uint32(t.marks[i].Swap(0)); link != 0 {
+		peers.Freed(link)
+	}
 }
 
 // walk is the order in which a key's groups are tried.
@@ -98,8 +122,9 @@ func (s *slot) retire(at ratelimit.Instant) bool {
 // shard is a part of the key space with its own table. The mutex is for
 // inserting, growing and changes of a counter's unit, never for spending.
 type shard struct {
-	tab atomic.Pointer[table]
-	mu  sync.Mutex
+	tab   atomic.Pointer[table]
+	peers Peers
+	mu    sync.Mutex
 	// Guarded by mu; keys is read by metrics.
 	used     int // slots that hold or held a key
 	keys     atomic.Int64
@@ -108,7 +133,7 @@ type shard struct {
 	// room is skipped for the rest of it.
 	fullAt  atomic.Int64
 	evicted atomic.Uint64
-	_       [64]byte
+	_       [48]byte
 }
 
 // insert makes room for a key that is not in the table and starts its counter.
@@ -162,6 +187,7 @@ func (sh *shard) claim(t *table, k ratelimit.Key, ended ratelimit.Instant) int {
 				sl.word.Store(frozenWord)
 			case hi == vacant:
 			case sl.retire(ended):
+				t.unlink(i, sh.peers)
 				sh.keys.Add(-1)
 				sh.evicted.Add(1)
 			default:
@@ -180,7 +206,7 @@ func (sh *shard) bury(t *table, k ratelimit.Key, now ratelimit.Instant) bool {
 	w := t.walk(k)
 	for range maxProbe {
 		for j := range groupLen {
-			if sh.free(&t.slots[w.index(k, j)], now) {
+			if sh.free(t, w.index(k, j), now) {
 				return true
 			}
 		}
@@ -197,16 +223,18 @@ func (sh *shard) purge(t *table, now ratelimit.Instant) bool {
 	sh.purgedAt = now
 	found := false
 	for i := range t.slots {
-		found = sh.free(&t.slots[i], now) || found
+		found = sh.free(t, i, now) || found
 	}
 	return found
 }
 
-func (sh *shard) free(sl *slot, now ratelimit.Instant) bool {
+func (sh *shard) free(t *table, i int, now ratelimit.Instant) bool {
+	sl := &t.slots[i]
 	if sl.hi.Load() <= vacant || !sl.retire(now) {
 		return false
 	}
 	sl.hi.Store(vacant)
+	t.unlink(i, sh.peers)
 	sh.keys.Add(-1)
 	sh.evicted.Add(1)
 	return true
@@ -222,7 +250,7 @@ func (sh *shard) grow(t *table, ended ratelimit.Instant, atLeast, maxSlots int) 
 		}
 	}
 	for n := min(max(living*2, atLeast), maxSlots); ; n += n / 8 {
-		if sh.moveTo(t, newTable(n), ended) {
+		if sh.moveTo(t, newTable(n, t.marks != nil), ended) {
 			return
 		}
 	}
@@ -253,18 +281,22 @@ func (sh *shard) moveTo(t, nt *table, ended ratelimit.Instant) bool {
 		}
 		to := int(places[i])
 		if to < 0 {
-			if ratelimit.Over(sl.shape.Load(), w, ended) {
-				sh.evicted.Add(1)
-				continue
+			// Over, unless somebody spent on it since it was looked at.
+			if !ratelimit.Over(sl.shape.Load(), w, ended) {
+				to = nt.place(ratelimit.Key{Hi: sl.hi.Load(), Lo: sl.lo.Load()})
 			}
-			// Somebody spent on it since it was looked at.
-			if to = nt.place(ratelimit.Key{Hi: sl.hi.Load(), Lo: sl.lo.Load()}); to < 0 {
+			if to < 0 {
+				sh.evicted.Add(1)
+				t.unlink(i, sh.peers)
 				continue
 			}
 		}
 		nt.slots[to].word.Store(w)
 		nt.slots[to].shape.Store(sl.shape.Load())
 		nt.prev[to].Store(t.prev[i].Load())
+		if t.marks != nil { // a link is set under mu only; a lost mark is set anew
+			nt.marks[to].Store(t.marks[i].Load())
+		}
 		keys++
 	}
 	sh.used = keys

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"converger/internal/ratelimit"
+	limitcluster "converger/internal/ratelimit/cluster"
+	"converger/internal/ratelimit/local"
+	"converger/internal/ratelimit/owner"
+)
+
+// counters makes what counts limits, and the clock by which they are counted: for every bucket the backend that it is
+// configured to have.
+func (h *hub) counters(reg prometheus.Registerer) (ratelimit.Store, ratelimit.Clock, error) {
+	clock := ratelimit.NewClock()
+	if h.node != nil {
+		clock = ratelimit.ClockFrom(func() ratelimit.Instant { return ratelimit.Instant(h.node.Now()) })
+	}
+	stores := map[ratelimit.Backend]ratelimit.Store{}
+	for _, b := range ratelimit.Buckets() {
+		backend := h.cfg.Backend(b)
+		if stores[backend] != nil {
+			continue
+		}
+		s, err := h.counter(backend, clock, reg)
+		if err != nil {
+			return nil, clock, err
+		}
+		stores[backend] = s
+	}
+	if len(stores) == 1 {
+		for _, s := range stores {
+			return s, clock, nil
+		}
+	}
+	return ratelimit.NewRouter(func(b ratelimit.Bucket) ratelimit.Store { return stores[h.cfg.Backend(b)] }), clock, nil
+}
+
+func (h *hub) counter(backend ratelimit.Backend, clock ratelimit.Clock, reg prometheus.Registerer) (_ ratelimit.Store, err error) {
+	switch backend {
+	case ratelimit.BackendCluster:
+		h.shared, err = limitcluster.New(limitcluster.Config{
+			MaxKeys: h.cfg.RateLimitMaxKeys, Network: h.node, Clock: clock, SyncInterval: h.cfg.RateLimitSync,
+			FullOnSplit: h.cfg.RateLimitFull, Registerer: reg, Logger: h.log})
+		if err == nil {
+			h.node.Handle(limitcluster.Topic, h.shared.Handler())
+		}
+		return h.shared, err
+	case ratelimit.BackendOwner:
+		h.owned, err = owner.New(owner.Config{
+			MaxKeys: h.cfg.RateLimitMaxKeys, Network: h.node, Clock: clock,
+			FullOnSplit: h.cfg.RateLimitFull, Registerer: reg, Logger: h.log})
+		if err == nil {
+			h.node.Handle(owner.Topic, h.owned.Handler())
+		}
+		return h.owned, err
+	}
+	return local.New(local.Config{
+		MaxKeys: h.cfg.RateLimitMaxKeys, Clock: clock,
+		Registerer: prometheus.WrapRegistererWith(prometheus.Labels{"backend": "local"}, reg)})
+}
+
+// countersPatience is how long a start waits for the counts of the others.
+const countersPatience = 5 * time.Second
+
+// startCounters has what the other nodes have counted brought here, so that a start does not loosen a limit, and
+// starts the exchange with them.
+func (h *hub) startCounters(ctx context.Context, life *lifetimes) {
+	asking, cancel := context.WithTimeout(ctx, countersPatience)
+	defer cancel()
+	ask := func(sync func(context.Context) error) {
+		if err := sync(asking); err != nil && ctx.Err() == nil {
+			h.log.Warn("counts of other nodes could not be had: limits are looser for a window", slog.Any("error", err))
+		}
+	}
+	if h.shared != nil {
+		ask(h.shared.Sync)
+		life.start("rate limit reports", h.shared.Run)
+	}
+	if h.owned != nil {
+		ask(h.owned.Sync)
+		life.start("rate limit owners", h.owned.Run)
+	}
+}

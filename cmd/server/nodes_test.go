@@ -1,0 +1,150 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"converger/internal/devpg"
+	"converger/migrations/pgtest"
+)
+
+// metric reads the value of a series, written as in the text format without its value.
+func metric(t testing.TB, base, series string) string {
+	t.Helper()
+	a := newAPI(t, base).call(t, http.StatusOK, "GET", "/metrics", "")
+	for line := range strings.Lines(string(a.body)) {
+		if v, ok := strings.CutPrefix(line, series+" "); ok {
+			return strings.TrimSpace(v)
+		}
+	}
+	t.Fatalf("no series %s in\n%s", series, a.body)
+	return ""
+}
+
+const visible = `converger_cluster_members{standing="visible"}`
+
+// `server dev --nodes 3` is one cluster of three processes on one database; one signal stops them all.
+func TestDevNodes(t *testing.T) {
+	t.Parallel()
+	found, err := devpg.Find(os.Getenv("PG_BIN"), vendored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(tempDir(t), ".dev")
+	own := newEndpoint(t)
+	p := spawn(t, map[string]string{"PG_BIN": found[0].Dir, "LOG_LEVEL": "info"},
+		"dev", "--dir", dir, "--nodes", "3", "--addr", "127.0.0.1:0", "--receiver-url", own.url)
+	if _, err := p.out.await("node3 http", p.ended); err != nil {
+		t.Fatalf("%v\n%s", err, p.log)
+	}
+	d, err := demoFlags{Dir: dir}.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(d.Nodes) != 3 || d.Nodes[0].BaseURL != d.BaseURL {
+		t.Fatalf("nodes in %s: %+v, base URL %s", demoFile, d.Nodes, d.BaseURL)
+	}
+	for i, n := range d.Nodes {
+		eventually(t, patience, "three members at "+n.BaseURL, func() bool { return metric(t, n.BaseURL, visible) == "3" })
+		a := newAPI(t, n.BaseURL).call(t, http.StatusOK, "GET", "/health/ready", "")
+		var ready struct {
+			Degraded []string
+			Checks   map[string]string
+		}
+		if err := json.Unmarshal(a.body, &ready); err != nil || ready.Checks["cluster"] != "ok" || ready.Checks["peers"] != "ok" {
+			t.Errorf("node %d: %v %s", i+1, err, a.body)
+		}
+		if err := syscall.Kill(n.PID, 0); err != nil {
+			t.Errorf("process %d: %v", n.PID, err)
+		}
+	}
+	// What one node is told, another knows.
+	c := d.by(t)
+	chat := c.newConversation(t, d.Channels["webhook"].ID)
+	there := newAPI(t, d.Nodes[2].BaseURL, "X-Api-Key", d.Tenant.APIKey)
+	m := data[message](t, there.call(t, http.StatusCreated, "POST", "/api/v1/conversations/"+chat+"/activities", `{"text":"from the third node"}`))
+	own.await(t, m.ID)
+	for i := range 3 {
+		if line, _ := p.log.find(fmt.Sprintf("[node%d] ", i+1)); !strings.Contains(line, "msg=") {
+			t.Errorf("no line of node %d in\n%s", i+1, p.log)
+		}
+	}
+
+	// As Ctrl-C does.
+	if err := p.process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-p.ended:
+	case <-time.After(patience):
+		t.Fatalf("it does not stop:\n%s", p.log)
+	}
+	if p.err != nil {
+		t.Errorf("it ended with %v:\n%s", p.err, p.log)
+	}
+	for _, n := range d.Nodes {
+		if err := syscall.Kill(n.PID, 0); err == nil { // its parent has waited for it
+			t.Errorf("process %d is still there", n.PID)
+		}
+	}
+	if log := p.log.String(); strings.Contains(log, "level=WARN") || strings.Contains(log, "level=ERROR") {
+		t.Errorf("warnings from start to stop:\n%s", log)
+	}
+}
+
+// The nodes of a development cluster end with the process that started them, also when that is killed.
+func TestDevNodesDieWithTheirParent(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(tempDir(t), ".dev")
+	// Not tied to this process as other spawned programs are, nor are its children: what ends them is the program's own doing.
+	p := spawn(t, map[string]string{envProgram: "1"}, "dev", "--dir", dir, "--nodes", "2", "--addr", "127.0.0.1:0", "--database-url", pgtest.New(t))
+	if _, err := p.out.await("node2 http", p.ended); err != nil {
+		t.Fatalf("%v\n%s", err, p.log)
+	}
+	d, err := demoFlags{Dir: dir}.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.kill()
+	eventually(t, patience, "the nodes to end", func() bool {
+		// By their addresses: nobody may have waited for the processes.
+		return !slices.ContainsFunc(d.Nodes, func(n demoNode) bool {
+			_, err := newAPI(t, n.BaseURL).try(t.Context(), "GET", "/health/live", "")
+			return err == nil
+		})
+	})
+}
+
+// A node that is to have peers and finds none says so, and takes traffic after ten seconds all the same.
+func TestServeWithoutItsPeers(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	p := serve(t, pgtest.New(t), map[string]string{"CLUSTER_BIND": "127.0.0.1:0", "CLUSTER_PEERS": "127.0.0.1:1", "METRICS_ALLOWED_IPS": "127.0.0.1"})
+	a := newAPI(t, p.base)
+	if got := a.call(t, http.StatusServiceUnavailable, "GET", "/health/ready", ""); !strings.Contains(string(got.body), "cluster: expected peers: none seen of 1 listed") {
+		t.Errorf("%s", got)
+	}
+	if v := metric(t, p.base, visible); v != "1" {
+		t.Errorf("%s members", v)
+	}
+	a.call(t, http.StatusOK, "GET", "/health/live", "")
+	var got answer
+	eventually(t, patience, "readiness", func() (ok bool) {
+		got, _ = a.try(t.Context(), "GET", "/health/ready", "")
+		return got.status == http.StatusOK
+	})
+	if took := time.Since(began); took < 9*time.Second {
+		t.Errorf("ready after %s", took)
+	}
+	if !strings.Contains(string(got.body), `"degraded":["peers: expected peers: none seen of 1 listed`) {
+		t.Errorf("%s", got)
+	}
+}

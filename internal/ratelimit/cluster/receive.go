@@ -1,0 +1,435 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"converger/internal/cluster"
+	"converger/internal/ratelimit"
+	"converger/internal/ratelimit/local"
+)
+
+// peer is one start of a node that was heard of.
+type peer struct {
+	id      cluster.ID
+	latency atomic.Int64 // ns
+	heard   atomic.Int64 // Instant of the last message
+	ends    atomic.Int64 // Instant at which the last window it reported ends
+	healed  atomic.Int64 // Instant at which it was heard again after a split; 0: it never was away
+
+	// guarded by peersMu
+	name    string
+	session uint64
+	gone    bool
+	delay   delays
+}
+
+// outlives notes that a count of the peer bears on what is admitted until end.
+func (p *peer) outlives(end ratelimit.Instant) {
+	for old := p.ends.Load(); old < int64(end) && !p.ends.CompareAndSwap(old, int64(end)); old = p.ends.Load() {
+	}
+}
+
+// healedSince tells whether a split from the peer ended since a stamp.
+func (p *peer) healedSince(at uint32, now ratelimit.Instant) bool {
+	h := ratelimit.Instant(p.healed.Load())
+	return h != 0 && now-h < ratelimit.Instant(time.Hour) && int32(at-stamp(h)) < 0
+}
+
+// delays tells how much longer than usual a message was on its way. Clocks that
+// disagree move all differences alike, so the least of the last seconds stands for
+// a message that waited nowhere.
+type delays struct {
+	least, before int64 // of this period, and of the one before
+	until         ratelimit.Instant
+}
+
+const delayPeriod = ratelimit.Instant(10 * time.Second)
+
+func (d *delays) late(diff int64, now ratelimit.Instant) int64 {
+	if left := d.until - now; left <= 0 || left > delayPeriod {
+		if d.before = d.least; d.until == 0 || left < -delayPeriod || left > delayPeriod {
+			d.before = diff
+		}
+		d.least, d.until = diff, now+delayPeriod
+	}
+	d.least = min(d.least, diff)
+	return diff - min(d.least, d.before)
+}
+
+// slot is the place of a peer in the registers; peersMu is held.
+func (s *Store) slot(id cluster.ID, now ratelimit.Instant) int {
+	if i, ok := s.slotOf[id]; ok {
+		return i
+	}
+	free := -1
+	for i, p := range s.peers {
+		if p.gone && int64(now) > p.ends.Load() {
+			free = i
+			break
+		}
+	}
+	if free < 0 && len(s.peers) >= maxSlots { // forget the one whose windows end first
+		for i, p := range s.peers {
+			if p.gone && (free < 0 || p.ends.Load() < s.peers[free].ends.Load()) {
+				free = i
+			}
+		}
+		if free < 0 {
+			return -1
+		}
+	}
+	if free >= 0 {
+		delete(s.slotOf, s.peers[free].id)
+		s.forget(free)
+	} else {
+		free = len(s.peers)
+		s.peers = append(s.peers, nil)
+		if st := int(s.stride.Load()); free >= st {
+			s.widen(st * 2)
+		}
+	}
+	// Until a view names it, it is as good as dead: its counts stand, no more is expected of it.
+	s.peers[free] = &peer{id: id, gone: true}
+	s.peers[free].ends.Store(int64(now) + int64(time.Minute))
+	s.slotOf[id] = free
+	return free
+}
+
+// maxSlots bounds the peers whose counts are held, dead ones included.
+const maxSlots = 256
+
+// Handler is what the node's connections call for Topic.
+func (s *Store) Handler() cluster.Handler {
+	return cluster.Handler{
+		Receive: func(from cluster.ID, m cluster.Message) {
+			// What can't be read is counted; another version's messages are no use to log one by one.
+			_ = s.receive(from, m.Body, s.clock.Now())
+		},
+		Answer: func(ctx context.Context, _ cluster.ID, request []byte) ([]byte, error) {
+			k, err := readReset(request)
+			if err != nil {
+				return nil, err
+			}
+			return nil, s.resetOwn(ctx, s.clock.Now(), k)
+		},
+		State: func(_ context.Context, _ cluster.ID, send func([]byte) error) error { return s.state(send) },
+	}
+}
+
+// receive takes in a message of a peer. Messages of one peer come one at a time,
+// those of different ones side by side. body is not kept.
+
+func (s *Store) receive(from cluster.ID, body []byte, now ratelimit.Instant) error {
+	var r reader
+	if err := r.begin(body); err != nil {
+		s.m.dropped("malformed")
+		return err
+	}
+	s.peersMu.Lock()
+	slot := s.slot(from, now)
+	if slot < 0 {
+		s.peersMu.Unlock()
+		s.m.dropped("too_many_peers")
+		return nil
+	}
+	p := s.peers[slot]
+	late := int64(0)
+	if r.kind == kindReport {
+		late = p.delay.late(int64(now-r.sent), now)
+	}
+	s.peersMu.Unlock()
+	s.m.received.Add(1)
+	s.m.receivedBytes.Add(float64(len(body)))
+	p.heard.Store(int64(now))
+	sent := stamp(now - ratelimit.Instant(p.latency.Load()+late))
+	var rec record
+	for {
+		ok, err := r.next(&rec)
+		if err != nil {
+			s.m.dropped("malformed")
+			return err
+		}
+		if !ok {
+			return nil
+		}
+		rec.at = sent
+		s.take(p, slot, &rec, r.kind, now)
+	}
+}
+
+// take merges one record.
+func (s *Store) take(p *peer, slot int, rec *record, kind byte, now ratelimit.Instant) {
+	tokens := rec.shape.Algorithm() == ratelimit.TokenBucket
+	if win, _ := rec.shape.Window(now); !tokens && int32(rec.win-win) > 1 {
+		s.m.dropped("clock")
+		return
+	}
+	if rec.count|rec.prev == 0 && rec.demand == 0 && len(rec.others) == 0 {
+		if _, ok := s.Counter(rec.key); !ok {
+			return // it has ended there, and never began here
+		}
+	}
+	c, ok := s.Ensure(rec.key, rec.shape, now)
+	if !ok {
+		s.m.dropped("full")
+		return
+	}
+	link, _ := c.Link()
+	if link == 0 {
+		if link = s.attach(rec.key); link == 0 {
+			s.m.dropped("full")
+			return
+		}
+	}
+	_, shape := c.Load()
+	if shape == 0 {
+		if c, ok = s.Counter(rec.key); ok {
+			_, shape = c.Load()
+		}
+	}
+	if !tokens {
+		p.outlives(rec.shape.WindowStart(rec.win + 2))
+	}
+	m := rec.register
+	if shape != rec.shape.Shape() {
+		// The policy has changed, there or here: for a moment the use is what counts.
+		mine := ratelimit.FromShape(shape)
+		if shape == 0 || tokens != (mine.Algorithm() == ratelimit.TokenBucket) {
+			s.m.dropped("other_policy")
+			return
+		}
+		if !tokens {
+			m = inShape(&mine, rec.shape, m, now)
+		}
+	}
+	e, ch, i := s.entry(link)
+	e.mu.Lock()
+	if e.key != rec.key { // freed under our hands; the next report makes it anew
+		e.mu.Unlock()
+		return
+	}
+	reg := &ch.registers(i)[slot]
+	first := reg.batch == 0
+	// What a peer spent beyond a split came out of its own share.
+	level := kind == kindState || !s.table.Load().visible(slot) || p.healedSince(reg.at, now)
+	grown, taken := reg.merge(m)
+	e.head.Store(0)
+	e.mu.Unlock()
+	if taken && tokens {
+		s.book(c, rec, grown, first, level, now)
+	}
+	for _, o := range rec.others {
+		s.takeOther(rec, o, shape, now)
+	}
+}
+
+// inShape is a window's count in the unit of another policy.
+func inShape(to, from *ratelimit.Policy, m register, now ratelimit.Instant) register {
+	used := from.Used(ratelimit.State{Word: uint64(m.win)<<32 | uint64(m.count), Prev: m.prev}, now)
+	m.win, _ = to.Window(now)
+	m.known = max(used, m.known-min(m.known, m.count))
+	m.count, m.prev = used, 0
+	return m
+}
+
+// book subtracts from a token bucket what a peer has spent, even below zero; or,
+// when the difference to its last report says nothing, makes the bucket no fuller
+// than the peer's.
+func (s *Store) book(c local.Counter, rec *record, grown int64, first, level bool, now ratelimit.Instant) {
+	if level {
+		state, shape := c.Load()
+		if shape == 0 {
+			return
+		}
+		grown = int64(rec.known) - int64(rec.shape.Used(state, now))
+		if grown <= 0 {
+			return
+		}
+	} else if first { // how much of it is known already can't be told; no more counts than is in use
+		grown = min(grown, int64(rec.known))
+	}
+	for try := 0; grown != 0 && try < 3; try++ {
+		if s.Book(c, rec.shape, grown, now) {
+			return
+		}
+		var ok bool
+		if c, ok = s.Counter(rec.key); !ok {
+			return
+		}
+	}
+}
+
+// takeOther merges what a peer knows of a node that we can't hear.
+func (s *Store) takeOther(rec *record, o other, shape uint64, now ratelimit.Instant) {
+	if shape != rec.shape.Shape() || o.id == s.network.ID() {
+		return
+	}
+	s.peersMu.Lock()
+	slot := s.slot(o.id, now)
+	if slot < 0 {
+		s.peersMu.Unlock()
+		return
+	}
+	p := s.peers[slot]
+	s.peersMu.Unlock()
+	p.outlives(rec.shape.WindowStart(o.win + 2))
+	c, ok := s.Counter(rec.key)
+	if !ok {
+		return
+	}
+	link, _ := c.Link()
+	if link == 0 {
+		return
+	}
+	e, ch, i := s.entry(link)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.key == rec.key {
+		o.at, o.known = stamp(now), o.count
+		ch.registers(i)[slot].merge(o.register)
+		e.head.Store(0)
+	}
+}
+
+// state passes on what this node has counted, and knows of nodes that the asker
+// can't hear, in pieces for receive.
+func (s *Store) state(send func(piece []byte) error) error {
+	for part, more := 0, true; more; part++ {
+		var pieces [][]byte
+		now := s.clock.Now()
+		s.out.Lock()
+		s.send()
+		more = s.Walk(part, func(c local.Counter) {
+			if s.w.b == nil {
+				s.begin(kindState, now)
+				s.w.kind = kindState
+			}
+			s.stateOf(c, now)
+			if s.w.full() {
+				pieces = append(pieces, s.w.b)
+				s.w.b = nil
+			}
+		})
+		if s.w.b != nil {
+			pieces = append(pieces, s.w.b)
+			s.w.b = nil
+		}
+		s.out.Unlock()
+		for _, p := range pieces {
+			if err := send(p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// stateOf adds a counter to a state, if it still bears on what is admitted.
+func (s *Store) stateOf(c local.Counter, now ratelimit.Instant) {
+	state, shape := c.Load()
+	if shape == 0 || !ratelimit.ValidShape(shape) {
+		return
+	}
+	p := ratelimit.FromShape(shape)
+	if ratelimit.Over(shape, state.Word, now) {
+		return
+	}
+	var r register
+	var others []other
+	if link, _ := c.Link(); link != 0 {
+		e, ch, i := s.entry(link)
+		e.mu.Lock()
+		r = s.own(e, c, &p, state, now)
+		r.demand = e.demand
+		regs := ch.registers(i)
+		t := s.table.Load()
+		if p.Algorithm() != ratelimit.TokenBucket {
+			r.known = r.count
+			for j := range regs {
+				r.known = units(float64(r.known) + float64(regs[j].in(r.win)))
+				if j < len(t.slots) && !t.visible(j) && regs[j].live(&p, now) {
+					others = append(others, other{t.slots[j].id, regs[j]})
+				}
+			}
+		}
+		e.mu.Unlock()
+	} else {
+		r = s.own(&entry{}, c, &p, state, now)
+		r.known = max(r.known, r.count)
+	}
+	if r.count == 0 && r.prev == 0 && r.known == 0 && len(others) == 0 {
+		return
+	}
+	s.w.record(c.Key(), &p, r, others)
+}
+
+// Sync asks every peer that can be heard for what it has counted, unless that was
+// done since its connection was made. It is to be called before a node takes
+// requests, so that a start does not loosen a limit. The errors are of peers that
+// did not answer; Run asks them again.
+func (s *Store) Sync(ctx context.Context) error {
+	s.look(s.clock.Now())
+	var asks []cluster.Peer
+	s.peersMu.Lock()
+	for _, p := range s.seen.Peers {
+		if p.Standing == cluster.Visible && s.synced[p.ID] != p.Session+1 {
+			asks = append(asks, p)
+		}
+	}
+	s.peersMu.Unlock()
+	errs := make([]error, len(asks))
+	var wg sync.WaitGroup
+	for i, p := range asks {
+		wg.Go(func() {
+			err := s.network.Fetch(ctx, p.ID, Topic, func(piece []byte) error { return s.receive(p.ID, piece, s.clock.Now()) })
+			if err != nil {
+				errs[i] = fmt.Errorf("ratelimit/cluster: counts of %v: %w", p.ID, err)
+				return
+			}
+			s.peersMu.Lock()
+			s.synced[p.ID] = p.Session + 1
+			s.peersMu.Unlock()
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+const (
+	resyncTimeout = 5 * time.Second
+	resyncPause   = time.Second
+)
+
+// resync asks peers for their state when connections were made anew.
+func (s *Store) resync(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.behind:
+		}
+		asking, cancel := context.WithTimeout(ctx, resyncTimeout)
+		err := s.Sync(asking)
+		cancel()
+		if err == nil {
+			continue
+		}
+		if ctx.Err() == nil {
+			s.log.Warn("rate limits: counts of a peer could not be had, asking again", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(resyncPause):
+		}
+		select {
+		case s.behind <- struct{}{}:
+		default:
+		}
+	}
+}

@@ -1,0 +1,467 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"converger/internal/cluster"
+	"converger/internal/ratelimit"
+	"converger/internal/ratelimit/local"
+)
+
+// Topic is the store's in a node's connections.
+const Topic cluster.Topic = 'c'
+
+// Network is this node's place in the cluster, as *cluster.Node of internal/cluster.
+type Network interface {
+	ID() cluster.ID
+	View() *cluster.View
+	Broadcast(t cluster.Topic, body []byte) int
+	Flush(ctx context.Context) error
+	Fetch(ctx context.Context, from cluster.ID, t cluster.Topic, each func(piece []byte) error) error
+	Call(ctx context.Context, to cluster.ID, t cluster.Topic, request []byte) ([]byte, error)
+}
+
+// The defaults of Config.
+const (
+	DefaultSyncInterval = 100 * time.Millisecond
+	resetTimeout        = time.Second
+)
+
+// Config is what a Store is made of.
+type Config struct {
+	// MaxKeys bounds the keys held; see local.Config.
+	MaxKeys int
+	// Network connects the nodes; its handler for Topic must be Store.Handler. Required.
+	Network Network
+	// Clock is the cluster's: nodes number their windows by it. Required.
+	Clock ratelimit.Clock
+	// SyncInterval is the time between two regular reports,
+	// RATE_LIMIT_SYNC_INTERVAL_MS; 0 means DefaultSyncInterval.
+	SyncInterval time.Duration
+	// FullOnSplit makes each side of a split enforce the whole limit instead of
+	// its share: RATE_LIMIT_PARTITION=full.
+	FullOnSplit bool
+	// Plain, for tests only, sends regular reports and nothing else: no early ones,
+	// no dead reckoning. It shows what the rule is worth.
+	Plain bool
+	// Registerer receives the metrics; nil for none.
+	Registerer prometheus.Registerer
+	// Logger; nil means slog.Default.
+	Logger *slog.Logger
+}
+
+// Store implements ratelimit.Store over the nodes of a cluster. Checks are decided
+// in this node's memory.
+type Store struct {
+	*local.Store
+	network  Network
+	clock    ratelimit.Clock
+	interval time.Duration
+	full     bool
+	plain    bool
+	log      *slog.Logger
+
+	pools   [pools]pool
+	stride  atomic.Int32 // registers of an entry
+	epochs  atomic.Uint32
+	pending atomic.Uint64 // pools with early reports queued
+	wake    chan struct{}
+	behind  chan struct{} // a peer's state must be asked for
+
+	peersMu sync.Mutex // guards the assignment of slots; never taken on the path of a check
+	slotOf  map[cluster.ID]int
+	peers   []*peer // by slot; nil: free
+	seen    *cluster.View
+	synced  map[cluster.ID]uint64 // one more than the session in which the peer's state was had
+	table   atomic.Pointer[table]
+
+	out      sync.Mutex // guards what follows: one goroutine encodes at a time
+	batch    uint32
+	w        writer
+	lastTick ratelimit.Instant
+	nextTick ratelimit.Instant
+	ticks    int
+	later    [4][]uint32 // early reports that wait for minGap, by the millisecond in which they are due
+	laterMs  int64       // the last millisecond that was looked at
+	links    []uint32    // scratch of tick
+	urgent   []uint32    // scratch of early
+
+	m metrics
+}
+
+var (
+	_ ratelimit.Store = (*Store)(nil)
+	_ local.Peers     = (*Store)(nil)
+)
+
+// table is what checks need to know of the peers.
+type table struct {
+	n     int // nodes that share a limit, this one included
+	slots []standing
+}
+
+type standing struct {
+	id            cluster.ID
+	visible, away bool    // neither: dead, or never seen
+	latency       float64 // seconds
+}
+
+// New makes a store. The error is of the configuration or of the registration of metrics.
+func New(c Config) (*Store, error) {
+	if c.Network == nil || c.Clock.IsZero() {
+		return nil, errors.New("ratelimit/cluster: a network and a clock are required")
+	}
+	s := &Store{
+		network: c.Network, clock: c.Clock, interval: c.SyncInterval, full: c.FullOnSplit, plain: c.Plain, log: c.Logger,
+		wake: make(chan struct{}, 1), slotOf: map[cluster.ID]int{}, synced: map[cluster.ID]uint64{}, behind: make(chan struct{}, 1),
+	}
+	if s.interval == 0 {
+		s.interval = DefaultSyncInterval
+	}
+	if s.interval < 10*time.Millisecond || s.interval > 10*time.Second {
+		return nil, fmt.Errorf("ratelimit/cluster: a sync interval of %v", s.interval)
+	}
+	if s.log == nil {
+		s.log = slog.Default()
+	}
+	s.stride.Store(2)
+	s.table.Store(&table{n: 1})
+	var err error
+	counts := local.Config{MaxKeys: c.MaxKeys, Clock: c.Clock, Peers: s}
+	if c.Registerer != nil {
+		counts.Registerer = prometheus.WrapRegistererWith(prometheus.Labels{"backend": "cluster"}, c.Registerer)
+	}
+	if s.Store, err = local.New(counts); err != nil {
+		return nil, err
+	}
+	if err := s.register(c.Registerer); err != nil {
+		return nil, fmt.Errorf("ratelimit/cluster: register metrics: %w", err)
+	}
+	return s, nil
+}
+
+// Backend implements ratelimit.Store.
+func (s *Store) Backend(ratelimit.Bucket) string { return "cluster" }
+
+// Others implements local.Peers: reported and expected, as of this millisecond.
+func (s *Store) Others(link uint32, p *ratelimit.Policy, win uint32, now ratelimit.Instant) (taken, before uint32) {
+	e, c, i := s.entry(link)
+	ms := uint32(uint64(now) / 1e6)
+	h := e.head.Load()
+	if uint32(h>>32) == ms {
+		return uint32(h), e.before.Load()
+	}
+	if !e.mu.TryLock() {
+		// Somebody is at it. The value of a moment ago will do, if it is of this window.
+		if _, into := p.Window(now); h != 0 && ms-uint32(h>>32) <= 3 && into > 4 {
+			return uint32(h), e.before.Load()
+		}
+		e.mu.Lock()
+	}
+	defer e.mu.Unlock()
+	if h = e.head.Load(); uint32(h>>32) != ms {
+		t, b := s.compute(e, c.registers(i), p, win, now)
+		e.before.Store(b)
+		h = uint64(ms)<<32 | uint64(t)
+		e.head.Store(h)
+	}
+	return uint32(h), e.before.Load()
+}
+
+// compute is the sum of the rule over the peers. e is locked.
+func (s *Store) compute(e *entry, regs []register, p *ratelimit.Policy, win uint32, now ratelimit.Instant) (taken, before uint32) {
+	t := s.table.Load()
+	rum := rumour{total: float64(e.demand)}
+	for j := range regs {
+		if t.visible(j) {
+			rum.total += float64(regs[j].demand)
+		}
+	}
+	limit, worth := float64(p.Limit()), worthTelling(p.Quota(), t.n)
+	start := p.WindowStart(win)
+	var here, away, unseen, past float64
+	for j := range regs {
+		r := &regs[j]
+		if r.batch == 0 {
+			continue
+		}
+		windows := p.Algorithm() != ratelimit.TokenBucket
+		if windows {
+			past += float64(r.before(win))
+			if t.away(j) {
+				away += float64(r.in(win))
+				continue
+			}
+			here += float64(r.in(win))
+		}
+		if s.plain || r.demand == 0 || !t.visible(j) {
+			continue
+		}
+		rum.demand, rum.age, rum.latency = float64(r.demand), s.since(r.at, now), t.slots[j].latency
+		if rum.stale(worth, s.interval.Seconds()) {
+			continue
+		}
+		if !windows {
+			burst := float64(p.Quota())
+			rum.left = max(0, burst-float64(r.known))
+			unseen += rum.expectedTokens(limit*1000/float64(p.ScaleMs()), burst, s.interval.Seconds(), t.n)
+			continue
+		}
+		if r.win == win {
+			rum.left = max(0, limit-float64(r.known))
+		} else {
+			rum.left = limit
+			rum.age = min(rum.age, seconds(now-start))
+		}
+		unseen += rum.expected(t.n)
+	}
+	taken = units(here + unseen + beyond(away, float64(s.withheld(p))))
+	return taken, units(past)
+}
+
+func (s *Store) withheld(p *ratelimit.Policy) uint32 {
+	if p.Algorithm() == ratelimit.TokenBucket { // the refill is shared, not the burst
+		return 0
+	}
+	return s.Withheld(p)
+}
+
+func (t *table) visible(slot int) bool { return slot < len(t.slots) && t.slots[slot].visible }
+func (t *table) away(slot int) bool    { return slot < len(t.slots) && t.slots[slot].away }
+
+// units rounds down: who stands at a whole number below the limit is admitted.
+func units(f float64) uint32 { return uint32(min(max(f, 0), ratelimit.MaxLimit)) }
+
+// ticks of 65.536 µs in which registers keep their time; they wrap after three days.
+func stamp(now ratelimit.Instant) uint32 { return uint32(uint64(now) >> 16) }
+
+// since is the time in seconds since a stamp, 0 if it is of the future.
+func (s *Store) since(at uint32, now ratelimit.Instant) float64 {
+	return float64(max(int32(stamp(now)-at), 0)) * 65536e-9
+}
+
+const markPending = math.MaxUint32
+
+// Passed implements local.Peers.
+func (s *Store) Passed(c local.Counter, p *ratelimit.Policy, now ratelimit.Instant) {
+	link, mark := c.Link()
+	state, shape := c.Load()
+	count := uint32(state.Word)
+	if shape == 0 || mark == markPending || count <= mark {
+		return
+	}
+	n := s.table.Load().n
+	if n == 1 {
+		c.SwapMark(mark, count+p.Limit()/8)
+		return
+	}
+	if link == 0 {
+		if m := uint32(worthTelling(p.Limit(), n)); count <= m {
+			c.SwapMark(mark, m)
+			return
+		}
+		if link = s.attach(c.Key()); link == 0 {
+			return
+		}
+		if c, _ = s.Counter(c.Key()); c == (local.Counter{}) {
+			return
+		}
+	}
+	e := s.use(link, p)
+	q := quantum(float64(p.Limit()), n)
+	if s.plain {
+		c.SwapMark(mark, markPending)
+		return
+	}
+	if float64(count) < q && mark < uint32(q) { // the window's first report is not due yet
+		c.SwapMark(mark, uint32(math.Ceil(q))-1)
+		return
+	}
+	if c.SwapMark(mark, markPending) {
+		s.hurry(link, e)
+	}
+}
+
+// attach gives a key an entry; 0 when it can't have one.
+func (s *Store) attach(k ratelimit.Key) uint32 {
+	_, link, _ := s.Attach(k, func() uint32 { return s.alloc(k) })
+	return link
+}
+
+// use notes that a key is in use here.
+func (s *Store) use(link uint32, p *ratelimit.Policy) *entry {
+	e, _, _ := s.entry(link)
+	if e.policy.Load() != p {
+		e.policy.Store(p)
+	}
+	s.activate(link, e)
+	return e
+}
+
+// Returned implements local.Peers.
+func (s *Store) Returned(c local.Counter, p *ratelimit.Policy, _ ratelimit.Instant) {
+	if s.table.Load().n == 1 {
+		return
+	}
+	link, _ := c.Link()
+	if link == 0 {
+		if link = s.attach(c.Key()); link == 0 {
+			return
+		}
+	}
+	e := s.use(link, p)
+	e.mu.Lock()
+	e.force = true
+	e.mu.Unlock()
+}
+
+// Spent implements local.Peers.
+func (s *Store) Spent(c local.Counter, p *ratelimit.Policy, n int64, _ ratelimit.Instant) {
+	link, _ := c.Link()
+	if link == 0 {
+		if s.table.Load().n == 1 {
+			return
+		}
+		if link = s.attach(c.Key()); link == 0 {
+			return
+		}
+		e, _, _ := s.entry(link)
+		q := tokenQuantum(float64(p.Quota()), float64(p.Limit())*1000/float64(p.ScaleMs()), s.interval.Seconds(), s.table.Load().n)
+		e.early.CompareAndSwap(0, uint32(math.Ceil(q))-1)
+	}
+	e := s.use(link, p)
+	spent := e.spent.Add(uint32(n))
+	if n > 0 && int32(spent-e.early.Load()) > 0 && !s.plain {
+		s.hurry(link, e)
+	}
+}
+
+// Refused implements local.Peers: it counts the demand, of a hot key a sample of it.
+func (s *Store) Refused(c local.Counter, link uint32, p *ratelimit.Policy, cost uint32, _ ratelimit.Instant) {
+	if link == 0 {
+		if p.Limit() == 0 || s.table.Load().n == 1 {
+			return
+		}
+		if link = s.attach(c.Key()); link == 0 {
+			return
+		}
+	}
+	e := s.use(link, p)
+	thin := e.thin.Load()
+	if thin == 0 || rand.Uint32()>>(32-thin) == 0 {
+		e.tried.Add(cost << thin)
+	}
+}
+
+// Rolled implements local.Peers.
+func (s *Store) Rolled(link uint32, word uint64) {
+	e, _, _ := s.entry(link)
+	e.last.Store(word)
+	if d := int32(uint32(word) - e.base.Swap(0)); d > 0 {
+		e.tried.Add(uint32(d))
+	}
+}
+
+// Convert implements local.Peers. Every node converts its own count; what the
+// peers have follows in their next reports, and is converted here until then.
+func (s *Store) Convert(link uint32, shape uint64, p *ratelimit.Policy, state ratelimit.State, now ratelimit.Instant) ratelimit.State {
+	e, c, i := s.entry(link)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	regs := c.registers(i)
+	old := ratelimit.FromShape(shape)
+	was, is := old.Algorithm() == ratelimit.TokenBucket, p.Algorithm() == ratelimit.TokenBucket
+	e.head.Store(0)
+	e.told, e.toldAt, e.force = told{}, 0, true
+	e.base.Store(0)
+	switch {
+	case was && is:
+		return p.Convert(shape, state, now)
+	case was: // the bucket holds what all have spent: each takes its part of that
+		mine, all := float64(e.spent.Load()), float64(e.spent.Load())
+		for j := range regs {
+			all += float64(regs[j].count)
+			regs[j].win, regs[j].count, regs[j].prev, regs[j].known = 0, 0, 0, 0
+		}
+		own := p.Fresh(now)
+		own.Word += uint64(math.Ceil(float64(old.Used(state, now)) * mine / max(all, 1)))
+		return own
+	}
+	index, _ := p.Window(now)
+	others := uint32(0)
+	for j := range regs {
+		r := &regs[j]
+		used := old.Used(ratelimit.State{Word: uint64(r.win)<<32 | uint64(r.count), Prev: r.prev}, now)
+		others = min(others+used, ratelimit.MaxLimit)
+		r.win, r.count, r.prev, r.known = index, used, 0, used
+		if is {
+			r.win, r.count, r.known = 0, 0, 0
+		}
+	}
+	converted := p.Convert(shape, state, now)
+	if is && p.Limit() > 0 {
+		converted.Word += uint64(p.TokenTime(min(others, p.Quota())))
+		e.spent.Store(0)
+		e.early.Store(0)
+		e.epoch = s.epochs.Add(1)
+	}
+	return converted
+}
+
+// Reset implements ratelimit.Store: here, and on every peer that can be heard. The
+// error names those that did not answer; asking again is harmless.
+func (s *Store) Reset(ctx context.Context, now ratelimit.Instant, k ratelimit.Key) error {
+	err := s.resetOwn(ctx, now, k)
+	ctx, cancel := context.WithTimeout(ctx, resetTimeout)
+	defer cancel()
+	peers := s.network.View().Peers
+	errs := make([]error, len(peers))
+	var wg sync.WaitGroup
+	for i, p := range peers {
+		if p.Standing == cluster.Visible {
+			wg.Go(func() {
+				if _, err := s.network.Call(ctx, p.ID, Topic, resetRequest(k)); err != nil {
+					errs[i] = fmt.Errorf("ratelimit/cluster: reset at %v: %w", p.ID, err)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	return errors.Join(append(errs, err)...)
+}
+
+// resetOwn forgets what this node has spent on a key, and what it knows of others.
+func (s *Store) resetOwn(ctx context.Context, now ratelimit.Instant, k ratelimit.Key) error {
+	return s.Store.Reset(ctx, now, k)
+}
+
+// Emptied implements local.Peers.
+func (s *Store) Emptied(link uint32, shape uint64) {
+	e, c, i := s.entry(link)
+	e.mu.Lock()
+	if p := ratelimit.FromShape(shape); p.Algorithm() != ratelimit.TokenBucket { // else counts are of all time
+		regs := c.registers(i)
+		for j := range regs {
+			regs[j].count, regs[j].prev, regs[j].known = 0, 0, 0
+		}
+	}
+	e.last.Store(0)
+	e.base.Store(0)
+	e.head.Store(0)
+	e.force = true
+	e.mu.Unlock()
+	if e.policy.Load() != nil {
+		s.activate(link, e)
+		s.hurry(link, e)
+	}
+}

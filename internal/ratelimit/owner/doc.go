@@ -1,0 +1,24 @@
+// Package owner counts each key at one node, its owner by rendezvous hashing, and
+// asks that node whenever another is asked: exact while the cluster is healthy, at
+// the price of a call between nodes. It is for limits so small that one early
+// admission at every node would be too many, such as those of logins.
+//
+// ring.go decides who owns a key and who keeps its copy; call.go batches questions
+// that come together; store.go asks and answers; copies.go keeps copies warm and
+// moves keys when nodes come or go; wire.go holds the format. Counters are those of
+// ratelimit/local.
+//
+// It may import ratelimit, ratelimit/local and the membership in internal/cluster;
+// prometheus comes through an injected Registerer. Store.Run owns one goroutine,
+// for copies and moves. A question that finds others waiting may leave a goroutine
+// behind that sends them; it ends when none waits, each call having a deadline.
+//
+// When an owner can't be asked in time, the node decides by itself with the limit
+// divided by the live nodes, rounded up, counts that by reason and says so in one
+// line at the start and one at the end. No check fails, and none is admitted
+// without being counted: a guard of credentials does not open. Peek and Reset
+// return an error then.
+//
+// Test it with ratelimittest.Run over nodes in memory (every call asks another
+// node), time by testing/synctest, the formats with -fuzz.
+package owner

@@ -1,0 +1,126 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"converger/internal/ratelimit"
+	"converger/internal/ratelimit/local"
+	"converger/internal/ratelimit/ratelimittest"
+)
+
+// named is a store with a name, which may fail to reset.
+type named struct {
+	ratelimit.Store
+	name  string
+	fails error
+}
+
+func (n *named) Backend(ratelimit.Bucket) string { return n.name }
+
+func (n *named) Reset(ctx context.Context, now ratelimit.Instant, k ratelimit.Key) error {
+	return errors.Join(n.fails, n.Store.Reset(ctx, now, k))
+}
+
+func newNamed(t *testing.T, name string) *named {
+	t.Helper()
+	s, err := local.New(local.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &named{Store: s, name: name}
+}
+
+func TestRouterConformance(t *testing.T) {
+	t.Parallel()
+	ratelimittest.Run(t, func(t *testing.T) ratelimit.Store {
+		s := newNamed(t, "one")
+		return ratelimit.NewRouter(func(ratelimit.Bucket) ratelimit.Store { return s })
+	})
+}
+
+func TestRouterGivesEachBucketItsStore(t *testing.T) {
+	t.Parallel()
+	one, two := newNamed(t, "one"), newNamed(t, "two")
+	r := ratelimit.NewRouter(func(b ratelimit.Bucket) ratelimit.Store {
+		if b.Info().Exact {
+			return two
+		}
+		return one
+	})
+	if r.Backend(ratelimit.LoginIP) != "two" || r.Backend(ratelimit.APIRead) != "one" {
+		t.Errorf("login_ip at %s, api_read at %s", r.Backend(ratelimit.LoginIP), r.Backend(ratelimit.APIRead))
+	}
+	now := ratelimit.Instant(500_000 * time.Hour)
+	item := func(b ratelimit.Bucket, n uint64, limit int64) ratelimit.Item {
+		p, err := ratelimit.NewPolicy(b, ratelimit.Rule{Limit: limit, Scale: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ratelimit.Item{Key: ratelimit.Key{Hi: n + 2, Lo: n}, Policy: p}
+	}
+	used := func(s ratelimit.Store, it ratelimit.Item) uint32 {
+		u, err := s.Peek(t.Context(), now, it)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u.Used
+	}
+	read, login, read2 := item(ratelimit.APIRead, 1, 10), item(ratelimit.LoginIP, 2, 3), item(ratelimit.APIRead, 3, 100)
+	for n := range 3 {
+		d := r.TakeAll(t.Context(), now, []ratelimit.Item{read, login, read2})
+		if !d.Allowed || d.Item != 1 || d.Remaining != uint32(2-n) {
+			t.Errorf("spend %d: %+v", n+1, d)
+		}
+	}
+	d := r.TakeAll(t.Context(), now, []ratelimit.Item{read, login, read2})
+	if d.Allowed || d.Item != 1 || d.Policy != login.Policy {
+		t.Errorf("refused: %+v", d)
+	}
+	if used(one, read) != 3 || used(two, login) != 3 || used(one, read2) != 3 || used(two, read) != 0 {
+		t.Errorf("used %d, %d, %d; and %d of a key at the other store", used(one, read), used(two, login), used(one, read2), used(two, read))
+	}
+	r.Refund(t.Context(), now, login)
+	if used(two, login) != 2 {
+		t.Errorf("%d used after a refund", used(two, login))
+	}
+	two.fails = errors.New("away")
+	if err := r.Reset(t.Context(), now, login.Key); !errors.Is(err, two.fails) {
+		t.Errorf("Reset: %v", err)
+	}
+	if used(two, login) != 0 {
+		t.Errorf("%d used after a reset", used(two, login))
+	}
+}
+
+func TestOperatorChoosesBackends(t *testing.T) {
+	t.Parallel()
+	o, err := ratelimit.ParseOperator([]byte(`{"login_ip":{"backend":"cluster"},"inbound":{"limit":7,"scale_ms":1000,"backend":"owner"},"upload":{"limit":1,"scale_ms":1000}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for b, want := range map[ratelimit.Bucket]ratelimit.Backend{
+		ratelimit.LoginIP: ratelimit.BackendCluster, ratelimit.Inbound: ratelimit.BackendOwner, ratelimit.Upload: "", ratelimit.APIRead: "",
+	} {
+		if got := o.Backend(b); got != want {
+			t.Errorf("%v: %q, want %q", b, got, want)
+		}
+	}
+	if p, _ := o.Policy(ratelimit.LoginIP); p == nil || p.Rule() != ratelimit.LoginIP.Info().Default {
+		t.Errorf("a backend alone changed the limit: %+v", p)
+	}
+	for _, bad := range []string{`{"inbound":{"limit":7,"scale_ms":1000,"backend":"redis"}}`, `{"inbound":{"backend":1}}`, `{"inbound":{"mode":"count","backend":"owner"}}`} {
+		if _, err := ratelimit.ParseOperator([]byte(bad)); err == nil {
+			t.Errorf("%s: accepted", bad)
+		}
+	}
+	if _, err := ratelimit.ParseOverride(ratelimit.Inbound, []byte(`{"limit":7,"scale_ms":1000,"backend":"owner"}`)); err == nil {
+		t.Error("a tenant chose a backend")
+	}
+	var none *ratelimit.Operator
+	if none.Backend(ratelimit.Inbound) != "" {
+		t.Error("no configuration chose a backend")
+	}
+}
