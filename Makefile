@@ -32,16 +32,20 @@ build: ## Build bin/server
 postgres: ## Find Postgres binaries, or fetch them (apt as root, else npm into .cache/pg)
 	@scripts/fetch-postgres
 
+.PHONY: browser
+browser: ## Find Chromium and axe-core for the tests of pages, or fetch them (apt as root, npm into .cache/axe)
+	@scripts/fetch-browser
+
 .PHONY: test
-test: postgres ## Run every test with the race detector, on a private Postgres (PKG=./internal/activity to narrow)
+test: postgres browser ## Run every test with the race detector, on a private Postgres (PKG=./internal/activity to narrow)
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -race -timeout 20m $(PKG)
 
 .PHONY: e2e
-e2e: postgres ## Only the tests of the whole program: newcomer's path, stops, kills, outages
+e2e: postgres browser ## Only the tests of the whole program: newcomer's path, stops, kills, outages, pages in a real browser
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -race -timeout 20m ./cmd/server
 
 .PHONY: cover
-cover: postgres ## Test coverage into cover.out, with the total
+cover: postgres browser ## Test coverage into cover.out, with the total
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -timeout 20m -coverpkg=./... -coverprofile=cover.out $(PKG)
 	@$(GO) tool cover -func=cover.out | tail -n 1
 

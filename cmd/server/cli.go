@@ -28,7 +28,17 @@ type cli struct {
 	Operator operatorCmd `cmd:"" help:"Make and revoke the tokens of operators, straight in the database."`
 	Secrets  secretsCmd  `cmd:"" help:"See which keys seal the stored secrets, and change the key, straight in the database."`
 	Admin    adminCmd    `cmd:"" help:"Make administrators and let them in again, straight in the database."`
-	Inbound  inboundCmd  `cmd:"" help:"Look at received webhooks, and process one again (through the management API)."`
+
+	Tenant     tenantCmd     `cmd:"" group:"manage" help:"Make, show, change and suspend tenants."`
+	Keys       keysCmd       `cmd:"" group:"manage" help:"Make, rotate and revoke the API keys of tenants."`
+	Limits     limitsCmd     `cmd:"" group:"manage" help:"Show and change the limits of tenants."`
+	Users      usersCmd      `cmd:"" group:"manage" help:"Make and change the people who sign in to the pages."`
+	Deliveries deliveriesCmd `cmd:"" group:"manage" help:"Look at deliveries, and send failed ones again."`
+	Inbound    inboundCmd    `cmd:"" group:"manage" help:"Look at received webhooks, and process one again."`
+	Ranges     rangesCmd     `cmd:"" group:"manage" help:"Deny ranges of addresses, or exempt them from limits on addresses."`
+	Tokens     tokensCmd     `cmd:"" group:"manage" help:"Make and revoke operator tokens."`
+	Audit      auditCmd      `cmd:"" group:"manage" help:"Show who changed what, newest first."`
+
 	Simulate simulateCmd `cmd:"" help:"Play a provider or a receiver, to try a hub without one."`
 	Loadtest loadtestCmd `cmd:"" help:"Measure a hub under load."`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
@@ -43,6 +53,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		kong.Name("server"),
 		kong.Description("Converger: a self-hosted, multi-tenant messaging hub."),
 		kong.UsageOnError(),
+		kong.ExplicitGroups([]kong.Group{{Key: "manage", Title: "Manage a running hub (--server, CONVERGER_URL and CONVERGER_TOKEN):"}}),
 		kong.Vars{"version": "converger " + version},
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(int) { exited = true }),

@@ -2,7 +2,9 @@ package main
 
 import (
 	"errors"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -58,6 +60,7 @@ func TestUsageErrors(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
 		{"frobnicate"}, {"dev", "--no-such-flag"}, {"migrate"}, {"serve", "extra"}, {"operator", "create"}, {"operator", "revoke", "not-a-uuid"},
+		{"tenant", "create"}, {"keys", "revoke", "acme", "not-a-uuid"}, {"ranges", "add", "allow", "10.0.0.0/8"}, {"audit", "--limit", "many"},
 		{"inbound", "list", "--state", "lost"}, {"inbound", "replay"}, {"simulate", "whatsapp", "--messages", "many"}, {"simulate", "webhook", "--scheme", "rot13"},
 	} {
 		p := start(t, nil, args...)
@@ -99,19 +102,27 @@ func TestVersion(t *testing.T) {
 func TestCommandsSayWhatTheyNeed(t *testing.T) {
 	t.Parallel()
 	empty := t.TempDir()
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("cvg_op_x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, test := range []struct {
 		args []string
 		want string
 	}{
 		{[]string{"migrate", "up"}, "DATABASE_URL"},
 		{[]string{"operator", "list"}, "DATABASE_URL"},
-		{[]string{"inbound", "list", "--dir", empty}, "--base-url"},
+		{[]string{"inbound", "list", "--dir", empty}, "--server"},
+		{[]string{"tenant", "list", "--dir", empty, "--server", "http://127.0.0.1:9"}, "CONVERGER_TOKEN"},
+		{[]string{"tenant", "list", "--dir", empty, "--server", "127.0.0.1:9", "--token-file", token}, "must begin with"},
+		{[]string{"tenant", "list", "--dir", empty, "--server", "http://127.0.0.1:9", "--token-file", empty + "/none"}, "no such file"},
+		{[]string{"limits", "set", "acme", "upload", "200", "--dir", empty}, "such as 200/1s"},
 		{[]string{"simulate", "whatsapp", "--dir", empty}, "which hub"},
 		{[]string{"simulate", "webhook", "--dir", empty, "--base-url", "http://127.0.0.1:9"}, "which channel"},
 		{[]string{"simulate", "webhook", "--dir", empty, "--base-url", "http://127.0.0.1:9", "--channel", "x"}, "which secret"},
 		{[]string{"simulate", "webhook", "--dir", empty, "--base-url", "http://192.0.2.1", "--channel", "x", "--secret", "s"}, "loopback"},
 		{[]string{"simulate", "receiver", "--dir", empty, "--addr", "192.0.2.1:0"}, "loopback"},
-		{[]string{"inbound", "list", "--dir", empty, "--base-url", "http://127.0.0.1:9", "--token", "t"}, "Is the hub running"},
+		{[]string{"inbound", "list", "--dir", empty, "--base-url", "http://127.0.0.1:9", "--token-file", token}, "Is the hub running"},
 	} {
 		p := start(t, nil, test.args...)
 		if err := p.result(t); err == nil || !strings.Contains(err.Error(), test.want) {

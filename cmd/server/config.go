@@ -43,6 +43,7 @@ type Config struct {
 	RetiredKeys           []secrets.Text
 
 	TrustedProxies    []netip.Prefix
+	AdminNets         []netip.Prefix
 	CORSOrigins       []string
 	MetricsToken      secrets.Text
 	MetricsAllowedIPs []netip.Prefix
@@ -197,7 +198,7 @@ var settings = []setting{
 			c.Listen = v
 			return nil
 		}},
-	{name: "PUBLIC_URL", required: true, doc: "Where clients reach this hub, such as `https://hub.example.com`. Links in answers begin with it.",
+	{name: "PUBLIC_URL", required: true, doc: "Where clients and browsers reach this hub, such as `https://hub.example.com`. Links in answers begin with it, forms are taken from its pages only, and cookies keep to https when it is https.",
 		set: func(c *Config, v string) error {
 			u, err := url.Parse(v)
 			if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
@@ -241,6 +242,12 @@ var settings = []setting{
 	{name: "TRUSTED_PROXIES", doc: "Addresses or ranges of the proxies in front, separated by commas. Only they may name the client in X-Forwarded-For.",
 		set: func(c *Config, v string) (err error) {
 			c.TrustedProxies, err = prefixes(v)
+			return err
+		}},
+	{name: "ADMIN_IP_WHITELIST", def: "127.0.0.1,::1",
+		doc: "Addresses or ranges that the pages of administration (`/admin`) are open to, separated by commas. Behind a proxy set TRUSTED_PROXIES too, or they are open to nobody.",
+		set: func(c *Config, v string) (err error) {
+			c.AdminNets, err = prefixes(v)
 			return err
 		}},
 	{name: "CORS_ORIGINS", def: "http://127.0.0.1:5500,http://localhost:5500",

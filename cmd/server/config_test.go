@@ -64,6 +64,7 @@ func TestConfigDefaults(t *testing.T) {
 		DatabaseURL: "postgres://u:p@db/converger", PoolSize: 20, Listen: ":4000", PublicURL: "http://hub.test",
 		SecretKeyBase: testSecretKeyBase, EncryptionKey: testCloakKey,
 		CORSOrigins: []string{"http://127.0.0.1:5500", "http://localhost:5500"},
+		AdminNets:   []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32"), netip.MustParsePrefix("::1/128")},
 		BcryptCost:  12, SessionIdle: 12 * time.Hour, SessionAbsolute: 7 * 24 * time.Hour,
 		RateLimitEnabled: true, RateLimitSync: 100 * time.Millisecond, RateLimitMaxKeys: 1_000_000, DirectoryTTL: 30 * time.Second,
 		ClusterBind: ":7946", ClusterLabel: "converger",
@@ -72,7 +73,7 @@ func TestConfigDefaults(t *testing.T) {
 		Workers: 500, LogLevel: slog.LevelInfo, LogFormat: "json",
 		DrainDelay: 5 * time.Second, ShutdownTimeout: 30 * time.Second,
 	}
-	if diff := cmp.Diff(want, c); diff != "" {
+	if diff := cmp.Diff(want, c, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -83,7 +84,8 @@ func TestConfigReadsEverything(t *testing.T) {
 	c, err := loadWith(map[string]string{
 		"POOL_SIZE": "4", "LISTEN": "127.0.0.1:80", "PUBLIC_URL": "https://hub.example.com/", "SECRET_KEY_BASE_PREVIOUS": other,
 		"CLOAK_RETIRED_KEYS": " " + testCloakKey + " , " + testCloakKey, "TRUSTED_PROXIES": "10.0.0.0/8, 192.0.2.1,::ffff:192.0.2.2,2001:db8::1",
-		"CORS_ORIGINS": "*", "METRICS_TOKEN": "0123456789abcdef", "METRICS_ALLOWED_IPS": "127.0.0.1", "RATE_LIMIT_ENABLED": "0",
+		"ADMIN_IP_WHITELIST": "192.0.2.0/24,2001:db8::/32",
+		"CORS_ORIGINS":       "*", "METRICS_TOKEN": "0123456789abcdef", "METRICS_ALLOWED_IPS": "127.0.0.1", "RATE_LIMIT_ENABLED": "0",
 		"BCRYPT_COST": "11", "SESSION_IDLE_MS": "600000", "SESSION_MAX_MS": "700000",
 		"RATE_LIMITS": `{"inbound":{"limit":2000,"scale_ms":1000},"api_read":"off"}`, "DIRECTORY_TTL_MS": "1000",
 		"WEBHOOK_ALLOW_PRIVATE_TARGETS": "true", "WEBHOOK_ALLOWED_TARGETS": "a.test,*.b.test", "LOG_LEVEL": "debug", "LOG_FORMAT": "text",
@@ -103,6 +105,9 @@ func TestConfigReadsEverything(t *testing.T) {
 	}
 	if diff := cmp.Diff([]secrets.Text{testCloakKey, testCloakKey}, c.RetiredKeys); diff != "" {
 		t.Errorf("retired keys:\n%s", diff)
+	}
+	if !slices.Equal(c.AdminNets, []netip.Prefix{prefix("192.0.2.0/24"), prefix("2001:db8::/32")}) {
+		t.Errorf("administration is open to %v", c.AdminNets)
 	}
 	if c.UploadDir != "/srv/files" || c.UploadMaxBytes != 2048 || !slices.Equal(c.UploadAllowedTypes, []string{"image/png", "application/octet-stream"}) {
 		t.Errorf("read %+v", c)
@@ -141,12 +146,12 @@ func TestConfigProblems(t *testing.T) {
 			[]string{"DATABASE_URL", "PUBLIC_URL", "SECRET_KEY_BASE", "CLOAK_KEY"}},
 		"everything wrong": {map[string]string{
 			"POOL_SIZE": "3", "LISTEN": "4000", "PUBLIC_URL": "hub.example.com", "SECRET_KEY_BASE": "short", "CLOAK_KEY": "short",
-			"CLOAK_RETIRED_KEYS": "x", "TRUSTED_PROXIES": "proxy", "CORS_ORIGINS": "https://app.example.com/path", "METRICS_TOKEN": "short", "METRICS_ALLOWED_IPS": "1.2.3",
+			"CLOAK_RETIRED_KEYS": "x", "TRUSTED_PROXIES": "proxy", "ADMIN_IP_WHITELIST": "localhost", "CORS_ORIGINS": "https://app.example.com/path", "METRICS_TOKEN": "short", "METRICS_ALLOWED_IPS": "1.2.3",
 			"BCRYPT_COST": "9", "SESSION_IDLE_MS": "0", "SESSION_MAX_MS": "7d", "RATE_LIMIT_ENABLED": "maybe", "RATE_LIMIT_BACKEND": "redis", "RATE_LIMIT_SYNC_INTERVAL_MS": "0", "RATE_LIMIT_PARTITION": "half", "RATE_LIMITS": `{"inbound":{"limit":-1}}`, "RATE_LIMIT_MAX_KEYS": "1e6", "DIRECTORY_TTL_MS": "1s",
 			"WEBHOOK_ALLOW_PRIVATE_TARGETS": "?", "API_MAX_BYTES": "0", "INBOUND_MAX_BYTES": "99999999999999999999", "UPLOAD_MAX_BYTES": "0",
 			"UPLOAD_ALLOWED_TYPES": "image/png,image/svg+xml", "WORKERS": "0",
 			"LOG_LEVEL": "loud", "LOG_FORMAT": "xml", "DRAIN_DELAY_MS": "-1", "SHUTDOWN_TIMEOUT_MS": "0",
-		}, []string{"POOL_SIZE", "LISTEN", "PUBLIC_URL", "SECRET_KEY_BASE", "CLOAK_KEY", "CLOAK_RETIRED_KEYS", "TRUSTED_PROXIES", "CORS_ORIGINS",
+		}, []string{"POOL_SIZE", "LISTEN", "PUBLIC_URL", "SECRET_KEY_BASE", "CLOAK_KEY", "CLOAK_RETIRED_KEYS", "TRUSTED_PROXIES", "ADMIN_IP_WHITELIST", "CORS_ORIGINS",
 			"METRICS_TOKEN", "METRICS_ALLOWED_IPS", "BCRYPT_COST", "SESSION_IDLE_MS", "SESSION_MAX_MS", "RATE_LIMIT_ENABLED", "RATE_LIMIT_BACKEND", "RATE_LIMIT_SYNC_INTERVAL_MS", "RATE_LIMIT_PARTITION", "RATE_LIMITS", "RATE_LIMIT_MAX_KEYS", "DIRECTORY_TTL_MS",
 			"WEBHOOK_ALLOW_PRIVATE_TARGETS", "API_MAX_BYTES", "INBOUND_MAX_BYTES", "UPLOAD_MAX_BYTES", "UPLOAD_ALLOWED_TYPES", "WORKERS", "LOG_LEVEL", "LOG_FORMAT", "DRAIN_DELAY_MS", "SHUTDOWN_TIMEOUT_MS"}},
 		"a backend for nodes that are not there":     {map[string]string{"RATE_LIMIT_BACKEND": "cluster"}, []string{"RATE_LIMIT_BACKEND"}},

@@ -221,10 +221,11 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 		Uploads: upload.NewIntake(h.files, upload.Options{
 			MaxBytes: int64(cfg.UploadMaxBytes), Types: cfg.UploadAllowedTypes, Registerer: reg}),
 		Deliveries: h.deliveries, Rules: h.rules, Inbound: received, Limiter: limiter, Hasher: hasher, Tokens: tokens, Usage: h.usage,
+		Users: h.users, Sessions: h.sessions, SignIn: h.signIn,
 		CursorKey: cursorKey, Pages: web.Files(), Logger: log, Registerer: reg, Gatherer: reg,
 		Checks: h.checks(), Draining: h.draining.Load,
 		Config: apphttp.Config{
-			Version: version, PublicURL: cfg.PublicURL, TrustedProxies: cfg.TrustedProxies, CORSOrigins: cfg.CORSOrigins,
+			Version: version, PublicURL: cfg.PublicURL, TrustedProxies: cfg.TrustedProxies, AdminNets: cfg.AdminNets, CORSOrigins: cfg.CORSOrigins,
 			MetricsToken: cfg.MetricsToken, MetricsNets: cfg.MetricsAllowedIPs,
 			MaxBody: int64(cfg.APIMaxBytes), MaxInboundBody: int64(cfg.InboundMaxBytes), BodyMemory: int64(cfg.BodyMemory),
 		},

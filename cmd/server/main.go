@@ -23,6 +23,14 @@ func main() {
 		os.Exit(2)
 	default:
 		fmt.Fprintln(os.Stderr, "server:", err)
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
+}
+
+// exitCode is 1 unless the error knows better.
+func exitCode(err error) int {
+	if coded := interface{ ExitCode() int }(nil); errors.As(err, &coded) {
+		return coded.ExitCode()
+	}
+	return 1
 }

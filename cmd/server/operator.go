@@ -105,7 +105,7 @@ func (c operatorRevokeCmd) Run(e *env) error {
 		return err
 	}
 	defer pool.Close()
-	token, err := tenants.NewStore(pool).RevokeOperatorToken(e.ctx, byCommandLine(), c.ID, time.Now())
+	token, err := tenants.NewStore(pool).RevokeOperatorToken(e.ctx, byCommandLine(), c.ID, time.Now(), false)
 	if err != nil {
 		return err
 	}

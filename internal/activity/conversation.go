@@ -202,16 +202,26 @@ const (
 // is ErrClosed. changed is false, and nothing is written, when it was closed already. ch, when set, is the channel that
 // the caller is bound to. Errors: ErrNotFound, ErrLockTimeout.
 func (s *Store) Close(ctx context.Context, tenant tenants.ID, id uuid.UUID, ch *uuid.UUID, reason string) (_ Conversation, changed bool, _ error) {
-	return s.setStatus(ctx, tenant, id, ch, StatusClosed, "closed", reason)
+	return s.setStatus(ctx, tenant, id, ch, StatusClosed, "closed", reason, nil)
 }
 
 // Reopen makes a closed conversation active again and writes a conversationUpdate with the event "reopened"; else as
 // Close.
 func (s *Store) Reopen(ctx context.Context, tenant tenants.ID, id uuid.UUID, ch *uuid.UUID, reason string) (_ Conversation, changed bool, _ error) {
-	return s.setStatus(ctx, tenant, id, ch, StatusActive, "reopened", reason)
+	return s.setStatus(ctx, tenant, id, ch, StatusActive, "reopened", reason, nil)
 }
 
-func (s *Store) setStatus(ctx context.Context, tenant tenants.ID, id uuid.UUID, ch *uuid.UUID, status, event, reason string) (c Conversation, changed bool, err error) {
+// CloseBy is Close by somebody who is not the tenant, with a record in the audit log.
+func (s *Store) CloseBy(ctx context.Context, by tenants.Actor, tenant tenants.ID, id uuid.UUID, reason string) (_ Conversation, changed bool, _ error) {
+	return s.setStatus(ctx, tenant, id, nil, StatusClosed, "closed", reason, &by)
+}
+
+// ReopenBy is Reopen by somebody who is not the tenant, with a record in the audit log.
+func (s *Store) ReopenBy(ctx context.Context, by tenants.Actor, tenant tenants.ID, id uuid.UUID, reason string) (_ Conversation, changed bool, _ error) {
+	return s.setStatus(ctx, tenant, id, nil, StatusActive, "reopened", reason, &by)
+}
+
+func (s *Store) setStatus(ctx context.Context, tenant tenants.ID, id uuid.UUID, ch *uuid.UUID, status, event, reason string, by *tenants.Actor) (c Conversation, changed bool, err error) {
 	metadata, err := json.Marshal(map[string]string{"event": event, "reason": reason})
 	if err != nil {
 		return c, false, fmt.Errorf("activity: encode reason: %w", err)
@@ -233,6 +243,7 @@ func (s *Store) setStatus(ctx context.Context, tenant tenants.ID, id uuid.UUID, 
 			return nil
 		}
 		changed = true
+		before := c.Status
 		// The activity is appended while the conversation is active: before it is closed, after it is reopened.
 		if status == StatusActive {
 			if c, err = s.queryConversation(ctx, tx, "reopen", setStatusSQL, tenant, id, status); err != nil {
@@ -250,9 +261,15 @@ func (s *Store) setStatus(ctx context.Context, tenant tenants.ID, id uuid.UUID, 
 		c.LastSeq = results[0].Activity.Seq
 		c.UpdatedAt = results[0].Activity.InsertedAt
 		if status == StatusClosed {
-			c, err = s.queryConversation(ctx, tx, "close", setStatusSQL, tenant, id, status)
+			if c, err = s.queryConversation(ctx, tx, "close", setStatusSQL, tenant, id, status); err != nil {
+				return err
+			}
 		}
-		return err
+		if by == nil {
+			return nil
+		}
+		return tenants.AuditTx(ctx, tx, *by, tenants.Entry{TenantID: &tenant, Action: "toggle_status", ResourceType: "conversation", ResourceID: id.String(),
+			Before: map[string]any{"status": before}, After: map[string]any{"status": status}})
 	})
 	if err != nil {
 		return Conversation{}, false, err

@@ -58,7 +58,9 @@ const (
 const LinkTTL = 15 * time.Minute
 
 // Users reads and changes users of both realms. It is safe for concurrent use. Each change is one transaction with its
-// audit record, and is in force on every node with the next request, for sessions are read with their users.
+// audit record, and is in force on every node with the next request, for sessions are read with their users. Changes that
+// take expected versions ([User.Version]) are made only to a user who has one of them, else they return
+// [tenants.ErrChanged].
 //
 // Besides the errors named at each method, every method returns the database's own, wrapped.
 type Users struct {
@@ -144,7 +146,7 @@ func (s *Users) List(ctx context.Context, realm Realm, after uuid.UUID, limit in
 // Update changes name, role or status. A change of role ends no session: it holds from each session's next request on. A
 // user who is made inactive loses all sessions and the open link. A change to what is already so changes nothing, and is
 // not audited. It returns [ErrUserNotFound], [ErrLastSuperAdmin], or a [*fault.Invalid].
-func (s *Users) Update(ctx context.Context, by tenants.Actor, realm Realm, id uuid.UUID, c UserChange) (User, error) {
+func (s *Users) Update(ctx context.Context, by tenants.Actor, realm Realm, id uuid.UUID, c UserChange, expected ...int64) (User, error) {
 	var bad fault.Invalid
 	if c.Name != nil {
 		checkUserName(&bad, *c.Name)
@@ -162,6 +164,9 @@ func (s *Users) Update(ctx context.Context, by tenants.Actor, realm Realm, id uu
 	err := s.change(ctx, "change user", func(tx pgx.Tx) error {
 		before, spare, err := lockUser(ctx, tx, realm, id)
 		if err != nil {
+			return err
+		}
+		if err := tenants.CheckVersion(before.Version(), expected); err != nil {
 			return err
 		}
 		u = before
@@ -232,10 +237,13 @@ func (s *Users) setPassword(ctx context.Context, by tenants.Actor, u User, passw
 
 // Delete removes a user with sessions and links; the audit log keeps what the user did. It returns [ErrUserNotFound] or
 // [ErrLastSuperAdmin].
-func (s *Users) Delete(ctx context.Context, by tenants.Actor, realm Realm, id uuid.UUID) error {
+func (s *Users) Delete(ctx context.Context, by tenants.Actor, realm Realm, id uuid.UUID, expected ...int64) error {
 	return s.change(ctx, "delete user", func(tx pgx.Tx) error {
 		u, spare, err := lockUser(ctx, tx, realm, id)
 		if err != nil {
+			return err
+		}
+		if err := tenants.CheckVersion(u.Version(), expected); err != nil {
 			return err
 		}
 		if !spare {

@@ -53,7 +53,8 @@ func SealedColumns() []secrets.Column {
 	}
 }
 
-// Store keeps channels in Postgres, their config and secrets sealed. It is safe for concurrent use.
+// Store keeps channels in Postgres, their config and secrets sealed. It is safe for concurrent use. Changes that take
+// expected versions are made only to a channel that has one of them, else they return [tenants.ErrChanged].
 type Store struct {
 	pool *pgxpool.Pool
 	box  *secrets.Box
@@ -170,8 +171,8 @@ func (s *Store) List(ctx context.Context, tenant tenants.ID, after uuid.UUID, li
 }
 
 // Update changes a channel. Errors: *fault.Invalid with every fault, ErrNotFound, ErrNameTaken.
-func (s *Store) Update(ctx context.Context, actor tenants.Actor, tenant tenants.ID, id uuid.UUID, patch Patch) (Channel, error) {
-	return s.update(ctx, actor, tenant, id, "update", func(_ pgx.Tx, ch *Channel) error {
+func (s *Store) Update(ctx context.Context, actor tenants.Actor, tenant tenants.ID, id uuid.UUID, patch Patch, expected ...int64) (Channel, error) {
+	return s.update(ctx, actor, tenant, id, expected, "update", func(_ pgx.Tx, ch *Channel) error {
 		return s.apply(ch, patch)
 	})
 }
@@ -180,7 +181,7 @@ func (s *Store) Update(ctx context.Context, actor tenants.Actor, tenant tenants.
 // valid for overlap (negative: DefaultOverlap; 0: not at all; at most MaxOverlap), the one before it is dropped. Errors:
 // *fault.Invalid, ErrNotFound.
 func (s *Store) RotateSecret(ctx context.Context, actor tenants.Actor, tenant tenants.ID, id uuid.UUID,
-	overlap time.Duration, secret string,
+	overlap time.Duration, secret string, expected ...int64,
 ) (Channel, error) {
 	if overlap < 0 {
 		overlap = DefaultOverlap
@@ -198,7 +199,7 @@ func (s *Store) RotateSecret(ctx context.Context, actor tenants.Actor, tenant te
 	if !chosen {
 		secret = NewSecret()
 	}
-	return s.update(ctx, actor, tenant, id, "rotate_secret", func(tx pgx.Tx, ch *Channel) error {
+	return s.update(ctx, actor, tenant, id, expected, "rotate_secret", func(tx pgx.Tx, ch *Channel) error {
 		if secret == ch.Secret.Reveal() {
 			return fault.Invalidf("/secret", fault.Conflict, "is the secret that the channel has now; choose another")
 		}
@@ -223,7 +224,7 @@ UPDATE channels SET name = @name, mode = @mode, status = @status, config = @conf
 WHERE tenant_id = @tenant_id AND id = @id AND deleted_at IS NULL
 RETURNING updated_at`
 
-func (s *Store) update(ctx context.Context, actor tenants.Actor, tenant tenants.ID, id uuid.UUID, action string,
+func (s *Store) update(ctx context.Context, actor tenants.Actor, tenant tenants.ID, id uuid.UUID, expected []int64, action string,
 	edit func(pgx.Tx, *Channel) error,
 ) (Channel, error) {
 	var ch Channel
@@ -231,6 +232,9 @@ func (s *Store) update(ctx context.Context, actor tenants.Actor, tenant tenants.
 		// The configuration row's lock keeps other changes away, so that what is read here is what gets replaced.
 		before, err := s.getTx(ctx, tx, getChannel, tenant, id)
 		if err != nil {
+			return err
+		}
+		if err := tenants.CheckVersion(before.Version, expected); err != nil {
 			return err
 		}
 		ch = before
@@ -261,10 +265,13 @@ WHERE tenant_id = $1 AND id = $2 AND deleted_at IS NULL`
 
 // Delete marks a channel as deleted and destroys its config and secrets. Its name and secret are free again; rows that
 // refer to it stay. Errors: ErrNotFound, also for a second time.
-func (s *Store) Delete(ctx context.Context, actor tenants.Actor, tenant tenants.ID, id uuid.UUID) error {
+func (s *Store) Delete(ctx context.Context, actor tenants.Actor, tenant tenants.ID, id uuid.UUID, expected ...int64) error {
 	err := s.change(ctx, func(tx pgx.Tx, version int64) error {
 		before, err := s.getTx(ctx, tx, getChannel, tenant, id)
 		if err != nil {
+			return err
+		}
+		if err := tenants.CheckVersion(before.Version, expected); err != nil {
 			return err
 		}
 		nobodys := NewSecret()

@@ -2,6 +2,7 @@ package http
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -49,20 +50,23 @@ func TestBadInput(t *testing.T) {
 	f := newFront(t)
 	conversation := f.newConversation(t).ID.String()
 	rule := must(f.Rules.Create(t.Context(), testActor, f.tenant.ID, delivery.NewRoutingRule{Name: "r", SourceChannelID: f.whatsapp.ID, TargetChannelIDs: []uuid.UUID{f.webhook.ID}}))
+	user := must(f.Users.Create(t.Context(), testActor, auth.TenantRealm(f.tenant.ID), auth.NewUser{Email: "ada@acme.example", Role: auth.RoleOwner}))
+	denied := must(f.Tenants.CreateAddressRange(t.Context(), testActor, tenants.NewAddressRange{
+		Prefix: netip.MustParsePrefix("198.51.100.0/24"), Kind: tenants.RangeDeny}, tenants.Caller{}))
 	token := bearer(f.newToken(t, auth.Claims{UserID: "u"}))
 	for _, bucket := range []string{"activity_create", "inbound", "token_generate", "api_read"} {
 		limitOverride(t, f, `{"limit":1000000,"scale_ms":1000}`, bucket)
 	}
 	ids := strings.NewReplacer("{conversation_id}", conversation, "{tenant_id}", f.tenant.ID.String(), "{channel_id}", f.webhook.ID.String(),
-		"{bucket}", "upload", "{secret}", "x", "{rule_id}", rule.ID.String(), "{key_id}", "01930000-0000-7000-8000-00000000dead")
+		"{bucket}", "upload", "{secret}", "x", "{rule_id}", rule.ID.String(), "{key_id}", "01930000-0000-7000-8000-00000000dead", "{token_id}", "01930000-0000-7000-8000-00000000dead", "{range_id}", denied.ID.String(), "{user_id}", user.ID.String(), "{session_id}", user.ID.String())
 	members := []string{"channel_id", "external_id", "display_name", "metadata", "type", "sender", "text", "attachments", "reply_to_id", "replyToId",
 		"channelData", "from", "user", "scope", "name", "scopes", "expires_at", "overlap_seconds", "secret", "limit", "scale_ms", "algorithm", "burst",
 		"mode", "status", "user_id", "config", "require_signature", "ordered", "rate_limit", "retry_policy", "max_in_flight", "idempotency_key", "conversation_id",
-		"delivery_id", "provider_message_id", "timestamp", "routing_rule"}
+		"delivery_id", "provider_message_id", "timestamp", "routing_rule", "cidr", "kind", "note", "force", "email", "role", "password", "must_change_password"}
 	ruleMembers := []string{"name", "source_channel_id", "target_channel_ids", "enabled"}
 
 	for _, rt := range f.routes {
-		if rt.body == bodyNone {
+		if rt.body == bodyNone || rt.body == bodyFields { // forms: TestBadForms
 			continue
 		}
 		path := ids.Replace(rt.pattern)

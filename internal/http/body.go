@@ -124,7 +124,11 @@ func (s *server) readBody(c *call, rt *route) error {
 	if e := r.Header.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
 		return newProblem(codeUnsupportedMedia, "The body must not be compressed (Content-Encoding).")
 	}
-	if rt.body != bodyRaw && !isJSON(r.Header.Get("Content-Type")) {
+	switch kind := r.Header.Get("Content-Type"); {
+	case rt.body == bodyRaw:
+	case rt.body == bodyFields && !isForm(kind):
+		return newProblem(codeUnsupportedMedia, "The body must be a form: Content-Type: application/x-www-form-urlencoded.")
+	case rt.body != bodyFields && !isJSON(kind):
 		return newProblem(codeUnsupportedMedia, "The body must be JSON and say so: Content-Type: application/json.")
 	}
 	// One deadline for the whole body: a sender of a byte now and then can't stretch it.
@@ -174,10 +178,10 @@ func (m *memory) take(n int64) bool {
 	return true
 }
 
-// memoryFor is the budget that a request's body counts against. Addresses that have not proven themselves to a channel share
-// a quarter, so that unsigned bodies can't take the memory of signed ones.
+// memoryFor is the budget that a request's body counts against. Addresses that have not proven themselves to a channel, and
+// people who are not signed in, share a quarter, so that unsigned bodies can't take the memory of signed ones.
 func (s *server) memoryFor(c *call, rt *route) *memory {
-	if rt.auth == credentialSignature && !s.proven.has(s.Hasher, c.Channel, c.ip, c.started) {
+	if rt.auth == credentialPassword || rt.auth == credentialSignature && !s.proven.has(s.Hasher, c.Channel, c.ip, c.started) {
 		return s.strangersMemory
 	}
 	return s.memory
@@ -234,6 +238,12 @@ func isJSON(contentType string) bool {
 	name, _, _ := strings.Cut(contentType, ";")
 	name = strings.ToLower(strings.TrimSpace(name))
 	return name == "application/json" || strings.HasPrefix(name, "application/") && strings.HasSuffix(name, "+json")
+}
+
+// isForm tells whether a Content-Type is that of a page's form.
+func isForm(contentType string) bool {
+	name, _, _ := strings.Cut(contentType, ";")
+	return strings.EqualFold(strings.TrimSpace(name), "application/x-www-form-urlencoded")
 }
 
 // object reads the call's body as an object's members. An empty optional body is an object without any.

@@ -25,8 +25,13 @@ type call struct {
 	ip      netip.Addr
 	started time.Time
 
+	address    tenants.RangeKind // of the range that has ip; "" for none
+	undeclared bool              // it came through a proxy that is not trusted, so that ip is not the client's
+
 	route *route // nil until matched
 	auth.Caller
+	digest   auth.SessionDigest // of the session that a page was asked for with
+	session  *auth.Session      // nil until loaded
 	body     []byte
 	bodyRead bool
 	memory   *memory            // that the body was taken from
@@ -65,9 +70,12 @@ func (c *call) ctx() context.Context { return c.r.Context() }
 // param is a parameter of the route's pattern.
 func (c *call) param(name string) string { return c.r.PathValue(name) }
 
-// actor is who changes something: an operator, or a tenant by its API key or by the secret of one of its channels.
+// actor is who changes something: a person, an operator's program, or a tenant by its API key or by the secret of one of
+// its channels.
 func (c *call) actor() tenants.Actor {
 	switch {
+	case c.session != nil:
+		return c.session.Actor(c.id)
 	case c.Key != nil:
 		return tenants.Actor{Type: tenants.ActorTenantAPI, ID: c.Key.ID.String(), RequestID: c.id}
 	case c.Operator != nil:
@@ -84,18 +92,22 @@ func (c *call) ownChannel() *uuid.UUID {
 	return &c.Channel.ID
 }
 
-// ServeHTTP is the outermost stage: request id, panic guard, access log, metrics, client address, CORS. Then the router
+// ServeHTTP is the outermost stage: request id, panic guard, access log, metrics, client address and its range, CORS. Then the router
 // finds the route, whose guards go on (see server.serve).
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := &call{ResponseWriter: w, r: r, started: time.Now(), id: requestID(r)}
 	s.metrics.inFlight.Inc()
 	defer s.finish(c)
 
-	var ignored bool
-	if c.ip, ignored = clientIP(r, s.TrustedProxies); ignored {
+	if c.ip, c.undeclared = clientIP(r, s.TrustedProxies); c.undeclared {
 		s.forwarding.note(c.started, s.Logger, c.ip)
 	}
 	s.setCommonHeaders(c)
+	if s.denied(c) {
+		s.metrics.denied.Inc()
+		s.refuse(c, newProblem(codeAddressDenied, "Requests from your address are refused by the operator."))
+		return
+	}
 	if s.cors(c) {
 		return // a preflight, answered
 	}
@@ -113,7 +125,7 @@ func (s *server) finish(c *call) {
 		s.Logger.LogAttrs(c.r.Context(), slog.LevelError, "panic in a handler", slog.String("request_id", c.id),
 			slog.String("route", c.pattern()), slog.Any("panic", v), slog.String("stack", string(debug.Stack())))
 		if c.status == 0 {
-			s.write(c, newProblem(codeInternal, "Something went wrong here. It was logged under the request id.").reply(s.PublicURL, c.id))
+			s.write(c, s.problemReply(c, newProblem(codeInternal, "Something went wrong here. It was logged under the request id.")))
 		}
 	}
 	c.release()
@@ -121,9 +133,9 @@ func (s *server) finish(c *call) {
 	s.metrics.inFlight.Dec()
 	s.metrics.observe(c, took)
 
-	// Refusals by a limit are counted in metrics; a line for each would let a flood fill the disk.
+	// Refusals by a limit or an address range are counted in metrics; a line for each would let a flood fill the disk.
 	level := slog.LevelInfo
-	if c.status == http.StatusTooManyRequests || c.route != nil && c.route.quiet {
+	if c.status == http.StatusTooManyRequests || c.address == tenants.RangeDeny || c.route != nil && c.route.quiet {
 		level = slog.LevelDebug
 	}
 	if !s.Logger.Enabled(c.r.Context(), level) {

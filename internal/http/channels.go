@@ -68,6 +68,19 @@ func (s *server) newSecretJSON(ch channel.Channel) channelBody {
 	return b
 }
 
+// channelReply is a channel with what is shown this once, and the tag of what is shown later.
+func (s *server) channelReply(status int, ch channel.Channel, b channelBody) (*reply, error) {
+	p, err := dataReply(status, b)
+	if err != nil {
+		return nil, err
+	}
+	tag, err := entityTag(ch.Version, s.channelJSON(ch))
+	if err != nil {
+		return nil, err
+	}
+	return p.with("Etag", tag), nil
+}
+
 func (s *server) createChannel(c *call) (*reply, error) {
 	tenant, err := c.pathID("tenant_id")
 	if err != nil {
@@ -96,7 +109,7 @@ func (s *server) createChannel(c *call) (*reply, error) {
 		return nil, err
 	}
 	s.changed(c)
-	return dataReply(http.StatusCreated, s.newSecretJSON(ch))
+	return s.channelReply(http.StatusCreated, ch, s.newSecretJSON(ch))
 }
 
 func (s *server) listChannels(c *call) (*reply, error) {
@@ -158,7 +171,7 @@ func (s *server) getChannel(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dataReply(http.StatusOK, s.channelJSON(ch))
+	return settingReply(c, http.StatusOK, ch.Version, s.channelJSON(ch))
 }
 
 // updateChannel changes the members that are given. null is not a value of any of them but rate_limit, where it takes
@@ -185,7 +198,7 @@ func (s *server) updateChannel(c *call) (*reply, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	ch, err := s.Channels.Update(c.ctx(), c.actor(), tenant, id, patch)
+	ch, err := s.Channels.Update(c.ctx(), c.actor(), tenant, id, patch, c.ifMatch()...)
 	if err != nil {
 		return nil, err
 	}
@@ -194,7 +207,7 @@ func (s *server) updateChannel(c *call) (*reply, error) {
 	if patch.Config != nil {
 		b.CallbackURL, _ = s.callbackURL(&ch)
 	}
-	return dataReply(http.StatusOK, b)
+	return s.channelReply(http.StatusOK, ch, b)
 }
 
 func (s *server) deleteChannel(c *call) (*reply, error) {
@@ -202,7 +215,7 @@ func (s *server) deleteChannel(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Channels.Delete(c.ctx(), c.actor(), tenant, id); err != nil {
+	if err := s.Channels.Delete(c.ctx(), c.actor(), tenant, id, c.ifMatch()...); err != nil {
 		return nil, err
 	}
 	s.changed(c)
@@ -229,10 +242,10 @@ func (s *server) rotateSecret(c *call) (*reply, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	ch, err := s.Channels.RotateSecret(c.ctx(), c.actor(), tenant, id, overlap, secret)
+	ch, err := s.Channels.RotateSecret(c.ctx(), c.actor(), tenant, id, overlap, secret, c.ifMatch()...)
 	if err != nil {
 		return nil, err
 	}
 	s.changed(c)
-	return dataReply(http.StatusOK, s.newSecretJSON(ch))
+	return s.channelReply(http.StatusOK, ch, s.newSecretJSON(ch))
 }

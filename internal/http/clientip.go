@@ -78,7 +78,7 @@ func isTrusted(a netip.Addr, trusted []netip.Prefix) bool {
 }
 
 func hasForwarding(h http.Header) bool {
-	return len(h["X-Forwarded-For"]) > 0 || len(h["Forwarded"]) > 0 || len(h["X-Real-Ip"]) > 0
+	return len(h["X-Forwarded-For"]) > 0 || len(h["Forwarded"]) > 0 || len(h["X-Real-Ip"]) > 0 || len(h["True-Client-Ip"]) > 0
 }
 
 // forwardingEvery is how often the log says that forwarding headers are ignored, and how long readiness does after one.

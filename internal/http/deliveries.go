@@ -233,6 +233,9 @@ func (s *server) retryDeliveries(c *call) (*reply, error) {
 	if n := body.positive("limit"); n != nil {
 		q.Set("limit", strconv.Itoa(*n))
 	}
+	if c.Operator != nil { // as everywhere in the management API: a mistyped filter must not retry everything
+		body.refuseUnknown()
+	}
 	if err := body.err(); err != nil {
 		return nil, err
 	}

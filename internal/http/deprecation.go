@@ -21,6 +21,6 @@ func (c *call) setDeprecation(base string) {
 }
 
 // showDeprecations is the page to which rel="deprecation" leads.
-func (s *server) showDeprecations(*call) (*reply, error) {
-	return s.pages.render("deprecations.html", deprecatedSince)
+func (s *server) showDeprecations(c *call) (*reply, error) {
+	return s.publicPage(c, "deprecations.html", "Deprecations", deprecatedSince)
 }

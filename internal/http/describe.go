@@ -15,9 +15,8 @@ import (
 
 // registerDescriptionRoutes: what this API is, for programs and for people.
 func (s *server) registerDescriptionRoutes() {
-	page := route{method: http.MethodGet}
-	s.register(page.at("/openapi.json", s.showOpenAPI))
-	s.register(page.at("/docs", s.showDocs))
+	s.register(route{method: http.MethodGet}.at("/openapi.json", s.showOpenAPI))
+	s.register(route{method: http.MethodGet, area: areaPublic}.at("/docs", s.showDocs))
 }
 
 // loadDescription reads the files of package openapi once: they are part of the program and never change.
@@ -39,7 +38,10 @@ func (s *server) describe() (*description, error) {
 	}
 	o := openapi.Options{Version: s.Version, ServerURL: s.PublicURL, Catalogue: map[string]openapi.Problem{}}
 	for i := range s.routes {
-		o.Routes = append(o.Routes, s.routes[i].described())
+		// Pages that need a session are for people and change with them: no program should go by them.
+		if a := s.routes[i].area; a != areaAdmin && a != areaPortal {
+			o.Routes = append(o.Routes, s.routes[i].described())
+		}
 	}
 	for _, k := range catalogue {
 		o.Catalogue[string(k.Code)] = problemOfKind(k.Code, 0)
@@ -53,7 +55,7 @@ func (s *server) describe() (*description, error) {
 	}
 	sum := sha256.Sum256(d.text)
 	d.etag = `"` + hex.EncodeToString(sum[:16]) + `"`
-	d.page = sync.OnceValues(func() (*reply, error) { return s.pages.render("docs.html", newDocsPage(d.doc)) })
+	d.page = sync.OnceValues(func() (*reply, error) { return s.pages.whole("docs.html", newDocsPage(d.doc)) })
 	return d, nil
 }
 
@@ -140,6 +142,9 @@ var subjectWords = map[ratelimit.Subject]string{
 // same guards can answer: the database may be away, its time may be over.
 func (rt *route) guardProblems() []code {
 	codes := []code{codeInternal}
+	if !isProbe(rt.pattern) {
+		codes = append(codes, codeAddressDenied)
+	}
 	add := func(more ...code) { codes = append(codes, more...) }
 	switch rt.auth {
 	case credentialNone:

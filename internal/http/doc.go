@@ -2,7 +2,7 @@
 // The program imports it as apphttp.
 //
 // It decides what a request must pass before its handler runs, in one order for every route: request id, panic guard,
-// access log and metrics, client address, match, the limit that needs no credential, authentication from memory, the
+// access log and metrics, client address (one that the operator denies gets no further), match, the limit that needs no credential, authentication from memory, the
 // limit of whom that found, the body (bounded in size and time, then strictly checked), the handler. (An upload's handler
 // reads its body itself, as it comes: it may take longer than others, in proportion to its bytes.) What a route
 // demands stands in its row of the route table (see route), and the guards are attached there and nowhere else.
@@ -15,6 +15,10 @@
 // is taken from there, the rest is a few lines (openapi/common.yaml explains them). The tests' front holds every answer that
 // any test gets against the description, so that it stays true: an undescribed status, code, header or member fails the test
 // that met it, and the message says what to write where.
+//
+// Pages for people (pages.go, forms.go, sessions.go; admin*.go, portal.go, sign_in.go) take the same way, with their own first
+// steps: the administration's list of addresses, and where a form comes from. Their errors are pages for whoever asks for
+// HTML. A form that is not right comes back with what was typed, but passwords; one that is leads on by 303.
 //
 // It may import the domain packages (tenants, auth, channel, activity with upload, inbound, delivery, ratelimit) and the leaves
 // fault, secrets and postgres, and its own openapi. Pages come as an fs.FS; package web is not imported here.

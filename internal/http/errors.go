@@ -48,7 +48,7 @@ var mappings = []mapping{
 	{auth.ErrEmailTaken, codeConflict, 0, "Another user has this address."},
 	{auth.ErrLastSuperAdmin, codeConflict, 0, "This is the last active super_admin: make another one first."},
 	{auth.ErrBadCredentials, codeInvalidCredential, 0, "The name or the password is wrong."},
-	{auth.ErrLink, codeInvalidCredential, 0, "The link is unknown, was used already, or its time is over."},
+	{auth.ErrLink, codeLinkSpent, 0, "The link is not open: it was used, its time is over, or it was not copied whole."},
 	{auth.ErrOverloaded, codeOverloaded, 0, "Too many passwords are being checked at this moment. Nothing was done; send the request again."},
 
 	{activity.ErrNotFound, codeNotFound, 0, "There is no such conversation or activity."},
@@ -87,8 +87,14 @@ var mappings = []mapping{
 	{inbound.ErrUnreadable, codeMalformedBody, 0, "The body is not what a channel of this type takes."},
 	{inbound.ErrNoReceipt, codeValidationFailed, 0, "The body holds no receipt: status, and delivery_id or provider_message_id."},
 
-	{tenants.ErrNotFound, codeNotFound, 0, "There is no such tenant, key or token."},
+	{tenants.ErrNotFound, codeNotFound, 0, "There is no such tenant, key, token or address range."},
 	{tenants.ErrNameTaken, codeConflict, 0, "The name is taken."},
+	{tenants.ErrChanged, codePreconditionFailed, 0, "Somebody has changed this since you read it, or If-Match holds no ETag of it. Nothing was changed; read it again."},
+	{tenants.ErrLastToken, codeConfirmation, 0, `No other operator token may write: nobody could change anything by this API any more. If you mean it, send "force": true; ` +
+		"`server operator create` makes a new token in the database."},
+	{tenants.ErrRangeExists, codeConflict, 0, "There is a range of just these addresses. Change that one, or delete it first."},
+	{tenants.ErrTooManyRanges, codeConflict, 0, fmt.Sprintf("There are %d address ranges, and no more are allowed. Delete some, or join them to wider ones.", tenants.MaxAddressRanges)},
+	{tenants.ErrWouldDeny, codeConfirmation, 0, `The address that you are calling from would be denied, and you could not take that back from there. If you mean it, send "force": true, or ?force=true with DELETE.`},
 	{tenants.ErrMalformedKey, codeInvalidCredential, 0, "The key is malformed."},
 	{tenants.ErrKeyExpired, codeCredentialExpired, 0, "The key has expired."},
 	{tenants.ErrKeyRevoked, codeCredentialRevoked, 0, "The key was revoked."},

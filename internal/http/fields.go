@@ -120,6 +120,17 @@ func (f *fields) optBool(name string) *bool {
 	return read[bool](f, name, "true or false")
 }
 
+// flag reads a boolean, false when absent.
+func (f *fields) flag(name string) bool { return f.flagOr(name, false) }
+
+// flagOr reads a boolean, otherwise when absent.
+func (f *fields) flagOr(name string, otherwise bool) bool {
+	if b := f.optBool(name); b != nil {
+		return *b
+	}
+	return otherwise
+}
+
 // optInt reads a whole number that fits an int; 1e3 and 1.0 are not taken for one.
 func (f *fields) optInt(name string) *int {
 	raw := f.raw(name)
@@ -241,8 +252,12 @@ func (f *fields) list(name string) []json.RawMessage {
 
 // strs reads an array of strings, nil when absent.
 func (f *fields) strs(name string) []string {
-	var texts []string
-	for i, raw := range f.list(name) {
+	list := f.list(name)
+	if list == nil {
+		return nil
+	}
+	texts := make([]string, 0, len(list)) // an empty array is not an absent one
+	for i, raw := range list {
 		var text *string
 		if err := json.Unmarshal(raw, &text); err != nil || text == nil {
 			f.fault(name, fault.InvalidType, "element %d must be a string", i)

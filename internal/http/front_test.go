@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -132,13 +133,17 @@ func newFrontAt(t testing.TB, database string, change ...func(*Deps)) *front {
 		Directory: directory, Tenants: tenants.NewStore(f.pool), Channels: channels, Registry: reg, Activities: activities,
 		Uploads:    upload.NewIntake(upload.NewDir(f.files), upload.Options{Registerer: f.registry}),
 		Deliveries: deliveries, Rules: delivery.NewRules(f.pool, reg), Inbound: events, Hasher: hasher, Tokens: must(auth.NewTokens(testSecret)),
+		Users: auth.NewUsers(f.pool, must(auth.NewPasswords(auth.MinCost))), Sessions: auth.NewSessions(f.pool, auth.SessionOptions{}, testSecret),
 		CursorKey: testSecret, Pages: os.DirFS("../../web"), Logger: logger, Registerer: f.registry, Gatherer: f.registry,
 		Limiter: must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Registerer: f.registry})),
-		Config:  Config{PublicURL: "https://hub.example", CORSOrigins: []string{"https://app.example"}},
+		Config: Config{PublicURL: "https://hub.example", CORSOrigins: []string{"https://app.example"},
+			AdminNets: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("192.0.2.0/24")}}, // httptest's address
 	}
 	for _, c := range change {
 		c(&d)
 	}
+	d.SignIn = must(auth.NewSignIn(auth.SignInConfig{Users: d.Users, Sessions: d.Sessions, Throttle: ratelimit.NewLogin(d.Limiter, hasher),
+		Directory: directory, Key: testSecret, Registerer: f.registry, Logger: logger}))
 	f.server = must(newServer(d))
 	if t, ok := t.(*testing.T); ok {
 		f.described = newDescribed(t, f.server)

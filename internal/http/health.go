@@ -70,6 +70,16 @@ type readyBody struct {
 }
 
 func (s *server) ready(c *call) (*reply, error) {
+	b := s.readiness(c.started)
+	status := http.StatusOK
+	if b.Status != "ready" {
+		status = http.StatusServiceUnavailable
+	}
+	return jsonReply(status, b)
+}
+
+// readiness asks everything that has to be right.
+func (s *server) readiness(now time.Time) readyBody {
 	b := readyBody{Status: "ready", Reasons: []string{}, Checks: map[string]string{}}
 	for i, answer := range s.health.run(s.Checks) {
 		check := s.Checks[i]
@@ -83,18 +93,14 @@ func (s *server) ready(c *call) (*reply, error) {
 			b.Reasons = append(b.Reasons, check.Name+": "+answer)
 		}
 	}
-	if s.forwarding.seen(c.started) {
+	if s.forwarding.seen(now) {
 		b.Degraded = append(b.Degraded, "forwarding: a peer outside TRUSTED_PROXIES sends forwarding headers, which are ignored")
 	}
 	if s.Draining != nil && s.Draining() {
 		b.Status = "draining"
 		b.Reasons = append(b.Reasons, "draining: the node is going down")
 	}
-	status := http.StatusOK
-	if b.Status != "ready" {
-		status = http.StatusServiceUnavailable
-	}
-	return jsonReply(status, b)
+	return b
 }
 
 // showMetrics writes the metrics to whoever has the token or comes from a listed address. With neither configured the

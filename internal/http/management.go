@@ -18,6 +18,11 @@ func (s *server) registerManagementRoutes() {
 	s.registerUploadTypeRoutes()
 	s.registerChannelRoutes()
 	s.registerEventRoutes()
+	s.registerOperatorMessageRoutes()
+	s.registerUserRoutes()
+	s.registerAuditRoutes()
+	s.registerOperatorTokenRoutes()
+	s.registerRangeRoutes()
 }
 
 // operatorRoute adds a row of the management API: reading takes the scope read, everything else write.

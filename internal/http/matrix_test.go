@@ -22,7 +22,7 @@ import (
 // ids of nothing: the answer is the same 404, and no table changes.
 func TestForeignIDs(t *testing.T) {
 	t.Parallel()
-	f := newFront(t)
+	f := newFront(t, unlimited)
 	ctx := t.Context()
 
 	other := must(f.Tenants.Create(ctx, testActor, tenants.NewTenant{Name: "Other"}))
@@ -55,10 +55,16 @@ func TestForeignIDs(t *testing.T) {
 	sink := f.newChannel(t, other.ID, channel.NewChannel{Name: "sink", Type: channel.TypeEcho})
 	rule := must(f.Rules.Create(ctx, testActor, other.ID, delivery.NewRoutingRule{Name: "theirs", SourceChannelID: theirs.ID, TargetChannelIDs: []uuid.UUID{sink.ID}}))
 
+	f.newUser(t, auth.Admins, "other@example.com", auth.RoleAdmin)
+	theirSession := f.sessionOf(t, f.signedIn(t, auth.Admins, "other@example.com"))
+	theirUser := must(f.Users.Create(ctx, testActor, auth.TenantRealm(other.ID), auth.NewUser{Email: "ada@other.example", Role: auth.RoleOwner}))
+	admin, owner := f.asAdmin(t, auth.RoleSuperAdmin), f.asOwner(t)
+
 	foreign := map[string]string{
 		"conversation_id": conversation.ID.String(), "delivery_id": deliveries[0].ID.String(), "channel_id": theirs.ID.String(),
 		"tenant_id": f.tenant.ID.String(), "key_id": otherKey.ID.String(), "event_id": events[0].ID.String(), "rule_id": rule.ID.String(), "bucket": "inbound",
-		"secret": "x", "attachment_id": theirFile.ID.String(),
+		"secret": "x", "attachment_id": theirFile.ID.String(), "token_id": uuid.NewString(), "range_id": uuid.NewString(),
+		"user_id": theirUser.ID.String(), "session_id": theirSession.String(),
 	}
 	random := map[string]string{}
 	for name := range foreign {
@@ -67,7 +73,8 @@ func TestForeignIDs(t *testing.T) {
 	bodies := map[string]string{
 		"/activities": `{"text":"hi"}`, "/limits/{bucket}": `{"limit":1,"scale_ms":1000}`, "/keys": `{"name":"k"}`,
 		"/channels": `{"name":"c","type":"echo"}`, "/channels/{channel_id}": `{"name":"mine now"}`,
-		"/routing_rules/{rule_id}": `{"routing_rule":{"name":"mine now"}}`, "/upload_types": `{"types":["image/png"]}`,
+		"/routing_rules/{rule_id}": `{"routing_rule":{"name":"mine now"}}`, "/upload_types": `{"types":["image/png"]}`, "/tenants/{tenant_id}": `{"name":"mine now"}`, "/address_ranges/{range_id}": `{"note":"mine now"}`,
+		"/users": `{"email":"eve@example.com","role":"owner"}`, "/{user_id}": `{"name":"mine now"}`, "/{user_id}/password": `{"password":"correct horse battery"}`,
 	}
 	// Of the tenant itself, and of a channel that the secret below is not of.
 	neighbour := f.newConversation(t)
@@ -79,7 +86,7 @@ func TestForeignIDs(t *testing.T) {
 
 	credentials := map[credential]option{
 		credentialKey: f.apiKey(), credentialKeyOrSecret: f.apiKey(), credentialOperator: f.ops(), credentialToken: bearer(f.newToken(t, auth.Claims{UserID: "u"})),
-		credentialSignature: func(*http.Request) {},
+		credentialSignature: func(*http.Request) {}, credentialAdmin: admin, credentialPortal: owner,
 	}
 
 	before := f.rows(t)
@@ -94,7 +101,8 @@ func TestForeignIDs(t *testing.T) {
 			}
 			// The management API and providers may name any tenant's things; what they may not is mix two tenants'.
 			mixes := strings.Contains(rt.pattern, "{tenant_id}") && strings.Count(rt.pattern, "_id}") > 1
-			if kind == "another tenant's" && (rt.auth == credentialOperator || rt.auth == credentialSignature) && !mixes {
+			anybodys := rt.auth == credentialOperator || rt.auth == credentialSignature || rt.auth == credentialAdmin && strings.Contains(rt.pattern, "{tenant_id}")
+			if kind == "another tenant's" && anybodys && !mixes {
 				continue
 			}
 			path := rt.pattern
@@ -120,9 +128,13 @@ func TestForeignIDs(t *testing.T) {
 			case rt.auth == credentialKeyOrSecret:
 				as = append(as, secret)
 			}
+			form := func(*http.Request) {}
+			if rt.body == bodyFields {
+				body, form = "name=x&limit=1&scale_ms=1&unit=s&algorithm=fixed_window", header("Content-Type", "application/x-www-form-urlencoded")
+			}
 			for _, credential := range as {
 				tried++
-				a := f.call(t, rt.method, path, body, credential)
+				a := f.call(t, rt.method, path, body, credential, form)
 				if a.StatusCode != http.StatusNotFound || a.get(t, "code") != string(codeNotFound) {
 					t.Errorf("%s %s with %s ids: %s", rt.method, rt.pattern, kind, a)
 				}

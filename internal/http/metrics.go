@@ -38,6 +38,7 @@ type metrics struct {
 	duration *prometheus.HistogramVec
 	inFlight prometheus.Gauge
 	bad      *prometheus.CounterVec // refused signatures, by route
+	denied   prometheus.Counter
 }
 
 // routeSeries are the series of one route, looked up once.
@@ -66,8 +67,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Webhooks refused because they were not signed, or not well, by route pattern.",
 		}, []string{"route"}),
 	}
+	m.denied = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "converger_http_addresses_denied_total",
+		Help: "Requests refused because their address is in a range that the operator denies.",
+	})
 	if reg != nil {
-		reg.MustRegister(m.requests, m.duration, m.inFlight, m.bad)
+		reg.MustRegister(m.requests, m.duration, m.inFlight, m.bad, m.denied)
 	}
 	return m
 }

@@ -35,7 +35,15 @@ const (
 	codeCredentialExpired  code = "credential_expired"
 	codeCredentialRevoked  code = "credential_revoked"
 	codeInvalidSignature   code = "invalid_signature"
+	codeSignInRequired     code = "sign_in_required"
+	codeLinkSpent          code = "sign_in_link_not_open"
+	codePasswordChange     code = "password_change_required"
+	codeInsufficientRole   code = "insufficient_role"
+	codeAddressRefused     code = "address_not_allowed"
+	codeProxyUndeclared    code = "proxy_not_declared"
+	codeCrossOrigin        code = "cross_origin"
 	codeInsufficientScope  code = "insufficient_scope"
+	codeAddressDenied      code = "address_denied"
 	codeTenantSuspended    code = "tenant_suspended"
 	codeChannelInactive    code = "channel_inactive"
 	codeSenderMismatch     code = "sender_mismatch"
@@ -48,7 +56,9 @@ const (
 	codeConversationClosed code = "conversation_closed"
 	codeNotFailed          code = "not_failed"
 	codeConflict           code = "conflict"
+	codeConfirmation       code = "confirmation_required"
 	codeInProgress         code = "request_in_progress"
+	codePreconditionFailed code = "precondition_failed"
 	codeBodyTooLarge       code = "body_too_large"
 	codeUnsupportedMedia   code = "unsupported_media_type"
 	codeFileType           code = "file_type_not_allowed"
@@ -107,9 +117,33 @@ var catalogue = []problemKind{
 	{codeInvalidSignature, http.StatusUnauthorized, "Signature not accepted",
 		"The webhook is not signed, or its signature does not match the exact bytes of the body, or its time is too far off.",
 		"Sign the bytes that you send with the channel's current secret, and check your clock."},
+	{codeSignInRequired, http.StatusUnauthorized, "Sign-in required",
+		"The page is for people who have signed in, and the request has no session, or one that has ended.",
+		"Sign in. Sessions end when they are not used for long, and when the password is changed elsewhere."},
+	{codeLinkSpent, http.StatusGone, "Link not open",
+		"A link to sign in works once and for 15 minutes, and only the newest one of an account does.",
+		"Sign in with your password, or ask for a new link."},
+	{codePasswordChange, http.StatusForbidden, "Password change required",
+		"The password was made up by somebody else, and nothing is allowed before it has been changed.",
+		"Choose a password of your own."},
+	{codeInsufficientRole, http.StatusForbidden, "Role does not allow this",
+		"You are signed in, but your role may only look, or may not do this.",
+		"Ask somebody with a higher role to do it, or to give you one."},
+	{codeAddressRefused, http.StatusForbidden, "Address not allowed",
+		"The pages of administration are open to listed addresses only, and yours is not one of them.",
+		"Come from an address in ADMIN_IP_WHITELIST, or have yours added to it."},
+	{codeProxyUndeclared, http.StatusForbidden, "Proxy not declared",
+		"The request has a forwarding header of a proxy that the hub was not told to trust: everybody behind it would count as one address.",
+		"List the proxy's address in TRUSTED_PROXIES, if it is yours."},
+	{codeCrossOrigin, http.StatusForbidden, "Form of another site",
+		"A form was sent to this hub by a page that is not its own, as far as the browser tells.",
+		"Open the page at the address in PUBLIC_URL and send the form from there. Set PUBLIC_URL to the address that browsers see."},
 	{codeInsufficientScope, http.StatusForbidden, "Scope missing",
 		"The credential is good but was not given the scope that this request needs.",
 		"Use a credential with the scope that the detail names."},
+	{codeAddressDenied, http.StatusForbidden, "Address denied",
+		"The address that the request comes from is in a range that the operator refuses, whatever its credential.",
+		"Call from another address, or ask the operator about the range; the request id helps to find it."},
 	{codeKeyRequired, http.StatusForbidden, "API key required",
 		"A channel's secret came in X-Channel-Token, where only the tenant's API key may ask.",
 		"Send X-Api-Key. X-Channel-Token is for older clients, and deprecated everywhere."},
@@ -149,9 +183,15 @@ var catalogue = []problemKind{
 	{codeConflict, http.StatusConflict, "Conflict",
 		"The request does not fit the state of what it addresses, such as a name that is taken.",
 		"Read the current state, then decide; the detail names the conflict."},
+	{codeConfirmation, http.StatusConflict, "Confirmation required",
+		"The request would shut out whoever sent it, or everybody: deny the caller's own address, or revoke the token that is used or the last that may write.",
+		"Make sure that there is another way in, then send the same request with \"force\": true."},
 	{codeInProgress, http.StatusConflict, "Still in progress",
 		"Another request holds what this one needs, such as the same idempotency key, and did not finish in time.",
 		"Send the same request again, with the same key, after the time in Retry-After."},
+	{codePreconditionFailed, http.StatusPreconditionFailed, "Changed meanwhile",
+		"The setting is not, or is no longer, in the version that If-Match names. Nothing was changed.",
+		"Read it again, look at what has changed, and send your change with the new ETag."},
 	{codeBodyTooLarge, http.StatusRequestEntityTooLarge, "Body too large",
 		"The body is longer than this address takes.",
 		"Send less; the detail names the limit."},
@@ -195,6 +235,10 @@ var kinds = func() map[code]problemKind {
 	}
 	return byCode
 }()
+
+// Remedy is what the catalogue advises callers to do about a problem, in words for people; "" for a code that it does not
+// have.
+func Remedy(problem string) string { return kinds[code(problem)].Remedy }
 
 // sortedCatalogue is the catalogue as its page lists it: by status, then code.
 func sortedCatalogue() []problemKind {

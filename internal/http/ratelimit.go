@@ -85,6 +85,8 @@ func (s *server) budget(c *call, b ratelimit.Bucket) ratelimit.Key {
 		return c.Tenant.Derived.(*tenantLimits).activityCreate
 	case ratelimit.Upload:
 		return c.Tenant.Derived.(*tenantLimits).upload
+	case ratelimit.WebPage:
+		return s.Hasher.Session(b, c.digest)
 	case ratelimit.Management:
 		return c.Operator.Derived.(*operatorLimits).management
 	case ratelimit.APIRead:
@@ -103,6 +105,9 @@ func (s *server) budget(c *call, b ratelimit.Bucket) ratelimit.Key {
 
 // spend takes one from the budget of the route's bucket, or refuses with the problem that says so.
 func (s *server) spend(c *call, b ratelimit.Bucket) error {
+	if c.exempt() && b.Info().Subject == ratelimit.SubjectIP {
+		return nil
+	}
 	c.decision = s.Limiter.Check(c.ctx(), s.Limiter.Now(), ratelimit.Item{
 		Key: s.budget(c, b), Policy: s.Limiter.Policy(b, overridesOf(c.Tenant), nil), Cost: 1,
 	})
@@ -115,6 +120,9 @@ func (s *server) spend(c *call, b ratelimit.Bucket) error {
 // stranger answers a request whose credential nobody issued: with the problem, or, when its address has sent too many
 // of them, with 429 in its place. refund takes the count back: the caller turned out to be known.
 func (s *server) stranger(c *call, answer error) (refund func(), err error) {
+	if c.exempt() {
+		return func() {}, answer
+	}
 	it := ratelimit.Item{
 		Key: s.Hasher.IP(ratelimit.UnknownCaller, c.ip), Policy: s.Limiter.Policy(ratelimit.UnknownCaller, nil, nil), Cost: 1,
 	}

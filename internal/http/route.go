@@ -26,11 +26,19 @@ const (
 	credentialOperator               // Authorization: Bearer, an operator token
 	credentialLegacy                 // X-Channel-Token: a channel's secret, as older clients send it
 	credentialSignature              // the channel in the path, and a signature over the body that the handler checks
+	credentialAdmin                  // the cookie of an administrator's session
+	credentialPortal                 // the cookie of a session of a tenant's user
+	credentialPassword               // a password in the form, which the handler throttles and checks
+	credentialLink                   // a one-time sign-in link in the path, which the handler checks
 )
 
-var credentialNames = [...]string{"none", "metrics", "api_key", "api_key or legacy", "channel_secret", "client_token", "operator_token", "channel_secret (legacy)", "signature"}
+var credentialNames = [...]string{"none", "metrics", "api_key", "api_key or legacy", "channel_secret", "client_token", "operator_token", "channel_secret (legacy)", "signature",
+	"admin_session", "portal_session", "password", "sign_in_link"}
 
 func (c credential) String() string { return credentialNames[c] }
+
+// isSession tells whether the credential is a browser's session.
+func (c credential) isSession() bool { return c == credentialAdmin || c == credentialPortal }
 
 // bodyKind is what a route does with a body.
 type bodyKind uint8
@@ -41,9 +49,10 @@ const (
 	bodyOptional                 // a JSON object or nothing
 	bodyRaw                      // the exact bytes, whatever they are
 	bodyForm                     // a form with a file, which the handler reads as it comes
+	bodyFields                   // a page's form
 )
 
-var bodyNames = [...]string{"-", "json", "json?", "raw", "form"}
+var bodyNames = [...]string{"-", "json", "json?", "raw", "form", "fields"}
 
 func (b bodyKind) String() string { return bodyNames[b] }
 
@@ -57,7 +66,12 @@ type route struct {
 	maxBody         int64 // bytes
 	file            bool  // answers with the bytes of a file of any type
 	quiet           bool  // probes: their lines are for debugging only
-	handle          func(*call) (*reply, error)
+
+	area        area       // pages: whose
+	right       auth.Right // pages: what the person must have the right to; 0: to look
+	anyPassword bool       // pages: open to those who have to choose a password first
+
+	handle func(*call) (*reply, error)
 
 	series *routeSeries
 }
@@ -93,10 +107,19 @@ func (s *server) mount() http.Handler {
 		}
 	}
 	mux.NotFound(func(w http.ResponseWriter, _ *http.Request) {
-		s.refuse(w.(*call), newProblem(codeNotFound, "There is nothing at this address."))
+		c := w.(*call)
+		if err := s.admits(c, areaOf(c.r.URL.Path)); err != nil {
+			s.refuse(c, err)
+			return
+		}
+		s.refuse(c, newProblem(codeNotFound, "There is nothing at this address."))
 	})
 	mux.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
 		c := w.(*call)
+		if err := s.admits(c, areaOf(c.r.URL.Path)); err != nil {
+			s.refuse(c, err)
+			return
+		}
 		allow := allowed(mux, r)
 		if allow == "" { // a method that no address has, at an address that does not exist
 			s.refuse(c, newProblem(codeNotFound, "There is nothing at this address."))
@@ -138,16 +161,29 @@ func (s *server) serve(c *call, r *http.Request, rt *route) {
 func (s *server) answer(c *call, rt *route) (*reply, error) {
 	kind := rt.credentialOf(c.r.Header)
 	c.deprecated = kind == credentialLegacy
+	if rt.area != areaNone {
+		if err := s.admits(c, rt.area); err != nil {
+			return nil, err
+		}
+		if err := s.fromOurPages(c.r); err != nil {
+			return nil, err
+		}
+	}
 	if rt.countsAddress() {
 		if err := s.spend(c, rt.bucket); err != nil {
 			return nil, err
 		}
 	}
-	if err := s.authenticate(c, kind); err != nil {
+	if err := s.authenticate(c, rt, kind); err != nil {
 		return nil, err
 	}
 	if rt.bucket != 0 && !rt.countsAddress() {
 		if err := s.spend(c, rt.bucket); err != nil {
+			return nil, err
+		}
+	}
+	if rt.auth.isSession() {
+		if err := s.loadSession(c, rt); err != nil {
 			return nil, err
 		}
 	}
@@ -158,7 +194,7 @@ func (s *server) answer(c *call, rt *route) (*reply, error) {
 	if rt.scope != 0 && !c.Scopes().Has(rt.scope) {
 		return nil, newProblem(codeInsufficientScope, "This request needs a credential with the scope %q.", scopeName(rt.scope))
 	}
-	if !rt.file && !acceptsJSON(c.r.Header) && rt.auth != credentialNone && rt.auth != credentialMetrics && rt.auth != credentialSignature {
+	if !rt.file && rt.area == areaNone && !acceptsJSON(c.r.Header) && rt.auth != credentialNone && rt.auth != credentialMetrics && rt.auth != credentialSignature {
 		return nil, newProblem(codeNotAcceptable, "This API answers in JSON, which the Accept header excludes.")
 	}
 	if rt.body == bodyForm { // which takes as long as it has bytes
@@ -205,10 +241,12 @@ func (rt *route) credentialOf(h http.Header) credential {
 }
 
 // authenticate finds out who is calling, from memory.
-func (s *server) authenticate(c *call, kind credential) error {
+func (s *server) authenticate(c *call, rt *route, kind credential) error {
 	switch kind {
-	case credentialNone, credentialMetrics:
+	case credentialNone, credentialMetrics, credentialPassword, credentialLink:
 		return nil
+	case credentialAdmin, credentialPortal:
+		return s.parseSession(c, rt.area)
 	case credentialSignature:
 		return s.findChannel(c)
 	}
@@ -333,7 +371,7 @@ func acceptsJSON(h http.Header) bool {
 		for part := range strings.SplitSeq(line, ",") {
 			name, params, _ := strings.Cut(part, ";")
 			name = strings.ToLower(strings.TrimSpace(name))
-			if q := strings.ReplaceAll(params, " ", ""); strings.HasPrefix(q, "q=0") && strings.Trim(q[3:], ".0") == "" {
+			if refused(params) {
 				continue
 			}
 			if name == "" || name == "*/*" || name == "application/*" || strings.HasSuffix(name, "json") {
@@ -342,6 +380,12 @@ func acceptsJSON(h http.Header) bool {
 		}
 	}
 	return false
+}
+
+// refused tells whether the parameters of an entry of Accept say that it is not wanted (q=0).
+func refused(params string) bool {
+	q := strings.ReplaceAll(params, " ", "")
+	return strings.HasPrefix(q, "q=0") && strings.Trim(q[3:], ".0") == ""
 }
 
 // The methods below fill in a copy of a row that a resource's rows have in common.
@@ -358,6 +402,11 @@ func (rt route) takes(b bodyKind) route {
 
 func (rt route) limitedBy(b ratelimit.Bucket) route {
 	rt.bucket = b
+	return rt
+}
+
+func (rt route) with(a credential) route {
+	rt.auth = a
 	return rt
 }
 

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"strings"
 	"time"
 
@@ -76,7 +77,10 @@ type Deps struct {
 	Limiter    *ratelimit.Limiter
 	Hasher     ratelimit.Hasher
 	Tokens     *auth.Tokens
-	Usage      Usage  // optional
+	Usage      Usage // optional
+	Users      *auth.Users
+	Sessions   *auth.Sessions
+	SignIn     *auth.SignIn
 	CursorKey  []byte // authenticates page cursors; 32 bytes, see [auth.DeriveKey]
 	Pages      fs.FS  // templates/*.html and static/*
 	Logger     *slog.Logger
@@ -97,6 +101,7 @@ type Config struct {
 	CORSOrigins    []string       // exact origins, or "*"
 	MetricsToken   secrets.Text   // "": none
 	MetricsNets    []netip.Prefix // addresses that may read /metrics without a token; with neither it does not exist
+	AdminNets      []netip.Prefix // addresses that the pages of administration are open to
 
 	MaxBody        int64         // bytes of a JSON body; 0: DefaultMaxBody
 	MaxInboundBody int64         // bytes of a webhook; 0: DefaultMaxInboundBody
@@ -128,13 +133,16 @@ type server struct {
 	health     health
 	forwarding forwarding
 	pages      *pages
+	uploading  uploading
 
 	description *description
 
-	uploading uploading
-	hsts      bool
-	routes    []route
-	mux       http.Handler
+	origin      string // scheme and host of the public URL
+	secure      bool   // it is https
+	crossOrigin *http.CrossOriginProtection
+
+	routes []route
+	mux    http.Handler
 }
 
 // New makes the front's handler. It starts nothing. The error names a dependency that is missing, or a template that
@@ -149,14 +157,22 @@ func New(d Deps) (http.Handler, error) {
 
 func newServer(d Deps) (*server, error) {
 	if d.Directory == nil || d.Tenants == nil || d.Channels == nil || d.Registry == nil || d.Activities == nil || d.Uploads == nil || d.Deliveries == nil ||
-		d.Rules == nil || d.Inbound == nil || d.Limiter == nil || d.Tokens == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 || d.Hasher == (ratelimit.Hasher{}) {
+		d.Rules == nil || d.Inbound == nil || d.Limiter == nil || d.Tokens == nil || d.Users == nil || d.Sessions == nil || d.SignIn == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 || d.Hasher == (ratelimit.Hasher{}) {
 		return nil, errors.New("http: a dependency is missing")
 	}
-	pages, err := newPages(d.Pages)
+	d.PublicURL = strings.TrimRight(d.PublicURL, "/")
+	public, err := url.Parse(d.PublicURL)
+	if err != nil {
+		return nil, fmt.Errorf("http: public URL: %w", err)
+	}
+	origin, crossOrigin := public.Scheme+"://"+public.Host, http.NewCrossOriginProtection()
+	if err := crossOrigin.AddTrustedOrigin(origin); err != nil {
+		return nil, fmt.Errorf("http: public URL: %w", err)
+	}
+	pages, err := newPages(d.Pages, public.EscapedPath())
 	if err != nil {
 		return nil, err
 	}
-	d.PublicURL = strings.TrimRight(d.PublicURL, "/")
 	setDefault(&d.MaxBody, DefaultMaxBody)
 	setDefault(&d.MaxInboundBody, DefaultMaxInboundBody)
 	setDefault(&d.BodyMemory, DefaultBodyMemory)
@@ -165,10 +181,12 @@ func newServer(d Deps) (*server, error) {
 	s := &server{
 		Deps: d, auth: auth.New(d.Directory, d.Tokens), metrics: newMetrics(d.Registerer), proven: newProven(),
 		memory: newMemory(d.BodyMemory - d.BodyMemory/4), strangersMemory: newMemory(d.BodyMemory / 4),
-		cursors: cursors{d.CursorKey}, pages: pages, hsts: strings.HasPrefix(d.PublicURL, "https://"),
+		cursors: cursors{d.CursorKey}, pages: pages, origin: origin, secure: public.Scheme == "https", crossOrigin: crossOrigin,
 	}
 	s.registerHealthRoutes()
 	s.registerPageRoutes()
+	s.registerAdminRoutes()
+	s.registerPortalRoutes()
 	s.registerConversationRoutes()
 	s.registerDeliveryRoutes()
 	s.registerRoutingRoutes()
@@ -194,6 +212,9 @@ func setDefault[T comparable](p *T, value T) {
 func (s *server) register(rt route) {
 	if rt.maxBody == 0 {
 		rt.maxBody = s.MaxBody
+		if rt.area != areaNone {
+			rt.maxBody = maxFormBody
+		}
 	}
 	s.routes = append(s.routes, rt)
 }

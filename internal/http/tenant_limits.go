@@ -76,7 +76,7 @@ func (s *server) listLimits(c *call) (*reply, error) {
 	for _, b := range ratelimit.Buckets() {
 		bodies = append(bodies, s.limitJSON(t, b))
 	}
-	return dataReply(http.StatusOK, bodies)
+	return settingReply(c, http.StatusOK, t.Version, bodies)
 }
 
 // limitOf finds the tenant and the bucket of the path.
@@ -97,7 +97,7 @@ func (s *server) getLimit(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dataReply(http.StatusOK, s.limitJSON(t, b))
+	return settingReply(c, http.StatusOK, t.Version, s.limitJSON(t, b))
 }
 
 func (s *server) putLimit(c *call) (*reply, error) {
@@ -116,7 +116,7 @@ func (s *server) putLimit(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Tenants.SetLimit(c.ctx(), c.actor(), t.ID, b.String(), canonical); err != nil {
+	if err := s.Tenants.SetLimit(c.ctx(), c.actor(), t.ID, b.String(), canonical, c.ifMatch()...); err != nil {
 		return nil, err
 	}
 	return s.limitNow(c, t.ID, b)
@@ -128,7 +128,7 @@ func (s *server) deleteLimit(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Tenants.DeleteLimit(c.ctx(), c.actor(), t.ID, b.String()); err != nil {
+	if err := s.Tenants.DeleteLimit(c.ctx(), c.actor(), t.ID, b.String(), c.ifMatch()...); err != nil {
 		return nil, err
 	}
 	return s.limitNow(c, t.ID, b)
@@ -141,5 +141,5 @@ func (s *server) limitNow(c *call, tenant tenants.ID, b ratelimit.Bucket) (*repl
 	if !ok {
 		return nil, tenants.ErrNotFound
 	}
-	return dataReply(http.StatusOK, s.limitJSON(t, b))
+	return settingReply(c, http.StatusOK, t.Version, s.limitJSON(t, b))
 }

@@ -2,6 +2,7 @@ package http
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"time"
 
@@ -15,6 +16,7 @@ func (s *server) registerTenantRoutes() {
 	s.operatorRoute(http.MethodPost, "/tenants", bodyJSON, s.createTenant)
 	s.operatorRoute(http.MethodGet, "/tenants", bodyNone, s.listTenants)
 	s.operatorRoute(http.MethodGet, "/tenants/{tenant_id}", bodyNone, s.getTenant)
+	s.operatorRoute(http.MethodPatch, "/tenants/{tenant_id}", bodyJSON, s.updateTenant)
 	s.operatorRoute(http.MethodPost, "/tenants/{tenant_id}/suspend", bodyNone, s.suspendTenant)
 	s.operatorRoute(http.MethodPost, "/tenants/{tenant_id}/activate", bodyNone, s.activateTenant)
 }
@@ -49,13 +51,17 @@ func (s *server) createTenant(c *call) (*reply, error) {
 		return nil, err
 	}
 	s.changed(c)
-	return dataReply(http.StatusCreated, tenantJSON(t))
+	return settingReply(c, http.StatusCreated, t.Version, tenantJSON(t))
 }
 
+// listTenants lists all, or the one that has a name.
 func (s *server) listTenants(c *call) (*reply, error) {
 	q, err := c.query()
 	if err != nil {
 		return nil, err
+	}
+	if name := q.Get("name"); name != "" {
+		return s.tenantNamed(c, name)
 	}
 	after, err := s.cursors.decode(q.Get("cursor"), "tenants")
 	if err != nil {
@@ -78,6 +84,17 @@ func (s *server) listTenants(c *call) (*reply, error) {
 	return pageReply(c.r.URL, bodies, limit, next)
 }
 
+func (s *server) tenantNamed(c *call, name string) (*reply, error) {
+	found := []tenantBody{}
+	switch t, err := s.Tenants.ByName(c.ctx(), name); {
+	case err == nil:
+		found = append(found, tenantJSON(t))
+	case !errors.Is(err, tenants.ErrNotFound):
+		return nil, err
+	}
+	return pageReply(c.r.URL, found, defaultPage, "")
+}
+
 func (s *server) getTenant(c *call) (*reply, error) {
 	id, err := c.pathID("tenant_id")
 	if err != nil {
@@ -87,7 +104,31 @@ func (s *server) getTenant(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dataReply(http.StatusOK, tenantJSON(t))
+	return settingReply(c, http.StatusOK, t.Version, tenantJSON(t))
+}
+
+// updateTenant changes the members that are given.
+func (s *server) updateTenant(c *call) (*reply, error) {
+	id, err := c.pathID("tenant_id")
+	if err != nil {
+		return nil, err
+	}
+	f, err := c.object()
+	if err != nil {
+		return nil, err
+	}
+	patch := tenants.TenantPatch{Name: f.optStr("name"), MaxInFlight: f.optInt("max_in_flight")}
+	f.refuseNull()
+	f.refuseUnknown()
+	if err := f.err(); err != nil {
+		return nil, err
+	}
+	t, err := s.Tenants.Update(c.ctx(), c.actor(), id, patch, c.ifMatch()...)
+	if err != nil {
+		return nil, err
+	}
+	s.changed(c)
+	return settingReply(c, http.StatusOK, t.Version, tenantJSON(t))
 }
 
 func (s *server) suspendTenant(c *call) (*reply, error) {
@@ -101,10 +142,10 @@ func (s *server) setStatus(c *call, status tenants.Status) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := s.Tenants.SetStatus(c.ctx(), c.actor(), id, status)
+	t, err := s.Tenants.SetStatus(c.ctx(), c.actor(), id, status, c.ifMatch()...)
 	if err != nil {
 		return nil, err
 	}
 	s.changed(c)
-	return dataReply(http.StatusOK, tenantJSON(t))
+	return settingReply(c, http.StatusOK, t.Version, tenantJSON(t))
 }

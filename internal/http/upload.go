@@ -555,12 +555,12 @@ type uploadTypesBody struct {
 	Effective []string `json:"effective"` // as this node enforces them
 }
 
-func (s *server) uploadTypesJSON(t *tenants.TenantEntry) (*reply, error) {
+func (s *server) uploadTypesReply(c *call, t *tenants.TenantEntry) (*reply, error) {
 	b := uploadTypesBody{Types: t.UploadTypes, Effective: s.Uploads.Allowed(t.UploadTypes)}
 	if b.Types == nil {
 		b.Types = []string{}
 	}
-	return dataReply(http.StatusOK, b)
+	return settingReply(c, http.StatusOK, t.Version, b)
 }
 
 func (s *server) getUploadTypes(c *call) (*reply, error) {
@@ -568,7 +568,7 @@ func (s *server) getUploadTypes(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.uploadTypesJSON(t)
+	return s.uploadTypesReply(c, t)
 }
 
 func (s *server) putUploadTypes(c *call) (*reply, error) {
@@ -591,12 +591,12 @@ func (s *server) putUploadTypes(c *call) (*reply, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	if _, err := s.Tenants.SetUploadTypes(c.ctx(), c.actor(), t.ID, types); err != nil {
+	if _, err := s.Tenants.SetUploadTypes(c.ctx(), c.actor(), t.ID, types, c.ifMatch()...); err != nil {
 		return nil, err
 	}
 	s.changed(c)
 	if now, ok := s.Directory.Tenant(t.ID); ok {
 		t = now
 	}
-	return s.uploadTypesJSON(t)
+	return s.uploadTypesReply(c, t)
 }

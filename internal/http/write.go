@@ -28,7 +28,7 @@ func (s *server) setCommonHeaders(c *call) {
 	h["Referrer-Policy"] = valNoReferrer
 	h["Content-Security-Policy"] = valCSP
 	h["Cache-Control"] = valNoStore
-	if s.hsts {
+	if s.secure {
 		h["Strict-Transport-Security"] = valHSTS
 	}
 }
@@ -53,7 +53,7 @@ func (s *server) write(c *call, p *reply) {
 	if p.contentType != "" {
 		h["Content-Type"] = []string{p.contentType}
 	}
-	if p.status != http.StatusNoContent {
+	if p.status != http.StatusNoContent && p.status != http.StatusNotModified {
 		h["Content-Length"] = []string{strconv.Itoa(len(p.body))}
 	}
 	if c.r.ContentLength != 0 && !c.bodyRead {
@@ -72,5 +72,9 @@ func (s *server) refuse(c *call, err error) {
 		s.Logger.LogAttrs(c.ctx(), slog.LevelError, "request failed", slog.String("request_id", c.id),
 			slog.String("route", c.pattern()), slog.String("error", err.Error()))
 	}
-	s.write(c, p.reply(s.PublicURL, c.id))
+	if to := s.detour(c, p); to != "" {
+		s.write(c, s.seeOther(to))
+		return
+	}
+	s.write(c, s.problemReply(c, p))
 }

@@ -44,6 +44,14 @@ var nouns = [NumBuckets]string{
 	WebPage: "page requests", Management: "management requests", ChannelOutbound: "deliveries",
 }
 
+// Noun names what the bucket counts, in the plural: "activities".
+func (b Bucket) Noun() string {
+	if !b.valid() {
+		return ""
+	}
+	return nouns[b]
+}
+
 // AppendDetail appends the sentence that explains a refusal to a person:
 // what was exceeded and when to come back.
 func (d Decision) AppendDetail(b []byte) []byte {

@@ -66,6 +66,15 @@ func New(c Config) (*Limiter, error) {
 	return l, nil
 }
 
+// Operator returns what the operator's configuration says of a bucket, nil for "off", and whether it says anything, be
+// limiting switched on or not.
+func (l *Limiter) Operator(b Bucket) (*Policy, bool) {
+	if !b.valid() || !l.operated[b] {
+		return nil, false
+	}
+	return l.policies[b], true
+}
+
 // Now reads the clock.
 func (l *Limiter) Now() Instant { return l.clock.Now() }
 

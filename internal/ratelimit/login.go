@@ -13,7 +13,8 @@ const loginPatience = 5 * time.Second
 
 // LoginAttempt names whom an attempt to sign in counts against.
 type LoginAttempt struct {
-	// IP is the client's address; IPv6 counts by its /64.
+	// IP is the client's address; IPv6 counts by its /64. The zero Addr is one that the operator has exempted: only the
+	// account is counted.
 	IP netip.Addr
 	// Account is the canonical name of the account, whether it exists or not: the text that also finds it.
 	Account string
@@ -93,9 +94,13 @@ func (t *Login) Reserve(ctx context.Context, a LoginAttempt) (*LoginReservation,
 	if a.Device != "" {
 		account = t.hasher.AccountDevice(LoginAccount, a.Account, a.Device)
 	}
+	address := t.limiter.Policy(LoginIP, nil, nil)
+	if !a.IP.IsValid() {
+		address = nil
+	}
 	var enforced, counted []Item
 	for _, it := range []Item{
-		{Key: t.hasher.IP(LoginIP, a.IP), Policy: t.limiter.Policy(LoginIP, nil, nil)},
+		{Key: t.hasher.IP(LoginIP, a.IP), Policy: address},
 		{Key: account, Policy: t.limiter.Policy(LoginAccount, nil, nil)},
 	} {
 		switch {

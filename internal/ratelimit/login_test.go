@@ -327,6 +327,24 @@ func TestBothCounters(t *testing.T) {
 	})
 }
 
+// An exempt address is not counted, however many accounts it tries; each account is.
+func TestExemptAddress(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLogin(t, "")
+		for i := range 20 {
+			fail(t, l, 5, attempt(netip.Addr{}, fmt.Sprint("account ", i)))
+		}
+		if r, d := reserve(t, l, attempt(netip.Addr{}, "account 7")); r != nil || d.Policy.Bucket() != ratelimit.LoginAccount {
+			t.Errorf("a sixth attempt on an account: %+v", d)
+		}
+		fail(t, l, 5, attempt(here, "another"))
+		if r, _ := reserve(t, l, attempt(here, "yet another")); r != nil {
+			t.Error("other addresses are not counted either")
+		}
+	})
+}
+
 func TestLockedBucket(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

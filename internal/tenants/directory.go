@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net/netip"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -57,7 +58,7 @@ type DirectoryState struct {
 }
 
 // Directory holds in memory what requests are judged by before any database work: tenants, API keys, channels, operator
-// tokens and routing rules of all tenants. Lookups take no lock and allocate nothing; all methods are safe for concurrent use.
+// tokens and routing rules of all tenants, and address ranges. Lookups take no lock and allocate nothing; all methods are safe for concurrent use.
 // Entries are shared and must not be changed.
 //
 // It follows the database by configuration version: a poll reads the version and, when it has moved, the rows changed
@@ -116,6 +117,7 @@ func NewDirectory(pool *pgxpool.Pool, o DirectoryOptions) *Directory {
 		"channel":        func(s *entrySet) int { return s.channels.len() },
 		"operator_token": func(s *entrySet) int { return s.operators.len() },
 		"routing_rule":   func(s *entrySet) int { return s.rules.len() },
+		"address_range":  func(s *entrySet) int { return s.addresses.Load().len() },
 	} {
 		metrics.NewGaugeFunc(prometheus.GaugeOpts{Name: "converger_directory_entries",
 			Help: "Entries of the configuration in memory.", ConstLabels: prometheus.Labels{"kind": kind}},
@@ -160,6 +162,12 @@ func (d *Directory) Routes(source uuid.UUID) []uuid.UUID {
 		return r.targets
 	}
 	return nil
+}
+
+// RangeKind tells what is done with the requests of an address: the kind of the range with the longest prefix that has it
+// and has not expired, "" when none does. IPv4-mapped IPv6 is to be given as IPv4.
+func (d *Directory) RangeKind(addr netip.Addr, now time.Time) RangeKind {
+	return d.set.Load().addresses.Load().kind(addr, now)
 }
 
 // State says how fresh the directory is.

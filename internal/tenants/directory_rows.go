@@ -28,6 +28,9 @@ FROM operator_tokens WHERE version > $1 AND ($1 > 0 OR revoked_at IS NULL OR rev
 	rulesSinceAllTenantsQuery = `
 SELECT id, source_channel_id, target_channel_ids, NOT enabled OR deleted_at IS NOT NULL AS gone
 FROM routing_rules WHERE version > $1 AND ($1 > 0 OR enabled AND deleted_at IS NULL)`
+	rangesSinceQuery = `
+SELECT id, cidr, kind, expires_at, deleted_at IS NOT NULL AS gone
+FROM address_ranges WHERE version > $1 AND ($1 > 0 OR deleted_at IS NULL)`
 )
 
 // changedRows is what changed after some version, as of version.
@@ -38,6 +41,7 @@ type changedRows struct {
 	channels  []changedRow[ChannelEntry]
 	operators []changedRow[OperatorEntry]
 	rules     []changedRow[ruleEntry]
+	ranges    []changedRow[rangeEntry]
 }
 
 type changedRow[E any] struct {
@@ -56,6 +60,7 @@ func readChanges(ctx context.Context, pool *pgxpool.Pool, since int64) (r change
 		queueRows(&batch, &r.channels, scanChannelEntry, channelsSinceAllTenantsQuery, since)
 		queueRows(&batch, &r.operators, scanOperatorEntry, operatorTokensSinceQuery, since)
 		queueRows(&batch, &r.rules, scanRuleEntry, rulesSinceAllTenantsQuery, since)
+		queueRows(&batch, &r.ranges, scanRangeEntry, rangesSinceQuery, since)
 		return tx.SendBatch(ctx, &batch).Close()
 	})
 	return r, err
@@ -119,6 +124,14 @@ func scanOperatorEntry(row pgx.CollectableRow) (r changedRow[OperatorEntry], err
 func scanRuleEntry(row pgx.CollectableRow) (r changedRow[ruleEntry], err error) {
 	r.entry = &ruleEntry{}
 	return r, row.Scan(&r.entry.id, &r.entry.source, &r.entry.targets, &r.gone)
+}
+
+func scanRangeEntry(row pgx.CollectableRow) (r changedRow[rangeEntry], err error) {
+	r.entry = &rangeEntry{}
+	var expires *time.Time
+	err = row.Scan(&r.entry.id, &r.entry.prefix, &r.entry.kind, &expires, &r.gone)
+	r.entry.expires = orZero(expires)
+	return r, err
 }
 
 func orZero(t *time.Time) time.Time {

@@ -161,6 +161,7 @@ func TestDirectoryHoldsWhatIsInForce(t *testing.T) {
 		t.Errorf("state %+v", st)
 	}
 	wantMetrics := map[string]float64{
+		"converger_directory_entries{address_range}":  0,
 		"converger_directory_entries{api_key}":        1,
 		"converger_directory_entries{channel}":        1,
 		"converger_directory_entries{operator_token}": 1,
@@ -255,7 +256,7 @@ func TestDirectoryFollowsChanges(t *testing.T) {
 	if has(d.Key(hash)) || !has(d.OperatorToken(tokenHash)) {
 		t.Errorf("revoked key found: %v; new token found: %v", has(d.Key(hash)), has(d.OperatorToken(tokenHash)))
 	}
-	if _, err := s.RevokeOperatorToken(t.Context(), operator, token.ID, time.Now()); err != nil {
+	if _, err := s.RevokeOperatorToken(t.Context(), operator, token.ID, time.Now(), false); err != nil {
 		t.Fatal(err)
 	}
 	refresh(t, d)

@@ -1,5 +1,5 @@
-// Package tenants knows who may use the hub: tenants, their API keys and limit overrides, operator tokens. It keeps the
-// audit log, and the directory: what a request is judged by before any database work.
+// Package tenants knows who may use the hub: tenants, their API keys and limit overrides, operator tokens, and the ranges of
+// addresses that may not or are not counted. It keeps the audit log, and the directory: what a request is judged by before any database work.
 //
 // It decides how keys look ([ParseKey]) and when they are usable; what a change of configuration is ([BumpTx] first, the
 // change, [AuditTx], one transaction) and how it reaches every node ([Directory]). It does not decide what a limit

@@ -3,6 +3,9 @@ package tenants
 import (
 	"encoding/binary"
 	"encoding/json"
+	"maps"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -112,6 +115,9 @@ type entrySet struct {
 	operators *index[[32]byte, OperatorEntry]
 	rules     *index[uuid.UUID, ruleEntry]
 	routes    *index[uuid.UUID, routeEntry] // by the source channel
+
+	ranges    map[uuid.UUID]*rangeEntry // only the writer looks
+	addresses atomic.Pointer[addressRanges]
 }
 
 func newEntrySet(r changedRows) *entrySet {
@@ -125,6 +131,7 @@ func newEntrySet(r changedRows) *entrySet {
 		operators: newIndex(len(r.operators), func(t *OperatorEntry) [32]byte { return t.hash }, hashSpot),
 		rules:     newIndex(len(r.rules), func(r *ruleEntry) uuid.UUID { return r.id }, idSpot),
 		routes:    newIndex(0, func(r *routeEntry) uuid.UUID { return r.source }, idSpot),
+		ranges:    make(map[uuid.UUID]*rangeEntry, len(r.ranges)),
 	}
 }
 
@@ -183,6 +190,23 @@ func (s *entrySet) apply(r changedRows, derive Deriver) {
 		}
 		s.operators.put(t.entry)
 	}
+	s.applyRanges(r.ranges)
+}
+
+// applyRanges makes the table of address ranges anew and replaces it whole: a reader sees it from before the changes, or
+// from after all of them.
+func (s *entrySet) applyRanges(changed []changedRow[rangeEntry]) {
+	if len(changed) == 0 {
+		return
+	}
+	for _, r := range changed {
+		if r.gone {
+			delete(s.ranges, r.entry.id)
+		} else {
+			s.ranges[r.entry.id] = r.entry
+		}
+	}
+	s.addresses.Store(newAddressRanges(slices.Collect(maps.Values(s.ranges))))
 }
 
 // applyChannel puts the new entry under all its keys before it takes away those of the old one: a secret that moves from

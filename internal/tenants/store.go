@@ -26,23 +26,23 @@ const (
 WITH bumped AS (UPDATE configuration SET version = version + 1 RETURNING version)
 SELECT bumped.version FROM bumped, pg_notify('` + notifyChannel + `', bumped.version::text)`
 
-	insertAuditQuery = `
-INSERT INTO audit_log (id, tenant_id, actor_type, actor_id, action, resource_type, resource_id, changes, request_id)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, NULLIF($9, ''))`
-
 	tenantColumns = `id, name, status, limits, max_in_flight, allowed_upload_types, version, inserted_at, updated_at`
 
 	insertTenantQuery = `INSERT INTO tenants (id, name, version) VALUES ($1, $2, $3) RETURNING ` + tenantColumns
 	getTenantQuery    = `SELECT ` + tenantColumns + ` FROM tenants WHERE id = $1`
+	tenantByNameQuery = `SELECT ` + tenantColumns + ` FROM tenants WHERE lower(name) = lower($1)`
 	listTenantsQuery  = `SELECT ` + tenantColumns + ` FROM tenants WHERE id > $1 ORDER BY id LIMIT $2`
 	setStatusQuery    = `
 UPDATE tenants SET status = $2, version = $3, updated_at = now() WHERE id = $1 RETURNING ` + tenantColumns
+
+	updateTenantQuery = `
+UPDATE tenants SET name = $2, max_in_flight = $3, version = $4, updated_at = now() WHERE id = $1 RETURNING ` + tenantColumns
 
 	setUploadTypesQuery = `
 UPDATE tenants SET allowed_upload_types = NULLIF($2::text[], '{}'), version = $3, updated_at = now() WHERE id = $1 RETURNING ` + tenantColumns
 
 	getLimitsQuery = `SELECT limits FROM tenants WHERE id = $1`
-	getLimitQuery  = `SELECT limits -> $2::text FROM tenants WHERE id = $1`
+	getLimitQuery  = `SELECT limits -> $2::text, version FROM tenants WHERE id = $1`
 	setLimitQuery  = `
 UPDATE tenants SET limits = limits || jsonb_build_object($2::text, $3::jsonb), version = $4, updated_at = now() WHERE id = $1`
 	deleteLimitQuery = `
@@ -71,6 +71,11 @@ VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING ` + tokenColumns
 UPDATE operator_tokens SET revoked_at = LEAST($2, now()), version = $3 WHERE id = $1 RETURNING ` + tokenColumns
 	scheduleTokenQuery = `
 UPDATE operator_tokens SET revoked_at = $2, version = $3 WHERE id = $1 RETURNING ` + tokenColumns
+
+	// Others that may write and outlive the instant $2.
+	otherWritersQuery = `
+SELECT EXISTS (SELECT FROM operator_tokens WHERE id <> $1 AND 'write' = ANY (scopes)
+    AND (expires_at IS NULL OR expires_at > $2) AND (revoked_at IS NULL OR revoked_at > $2))`
 
 	// Rows that another node is touching at this moment are left to it, so that two nodes never wait for each other.
 	touchKeysAllTenantsQuery = `
@@ -102,6 +107,9 @@ const (
 // Store reads and changes tenants, keys and operator tokens. It is safe for concurrent use. Each change is one
 // transaction with its audit record, and reaches the directories of all nodes within a second.
 //
+// Changes that take expected versions are made only to a row that has one of them, else they return [ErrChanged]; with
+// none given they are made to whatever the row is.
+//
 // Besides the errors named at each method, every method returns the database's own, wrapped.
 type Store struct{ pool *pgxpool.Pool }
 
@@ -118,17 +126,11 @@ func BumpTx(ctx context.Context, tx pgx.Tx) (version int64, err error) {
 	return version, nil
 }
 
-// AuditTx records a change in the transaction that makes it. The snapshots are redacted ([secrets.Redact]).
-func AuditTx(ctx context.Context, tx pgx.Tx, by Actor, e Entry) error {
-	id, err := uuid.NewV7()
-	if err != nil {
-		return fmt.Errorf("audit: %w", err)
-	}
-	changes := map[string]any{"before": secrets.Redact(e.Before), "after": secrets.Redact(e.After)}
-	_, err = tx.Exec(ctx, insertAuditQuery,
-		id, e.TenantID, by.Type, by.ID, e.Action, e.ResourceType, e.ResourceID, changes, by.RequestID)
-	if err != nil {
-		return fmt.Errorf("audit: %w", err)
+// CheckVersion returns [ErrChanged] if versions are expected and have is none of them. It is to be asked in the transaction
+// that makes the change, after [BumpTx].
+func CheckVersion(have int64, expected []int64) error {
+	if len(expected) > 0 && !slices.Contains(expected, have) {
+		return ErrChanged
 	}
 	return nil
 }
@@ -173,7 +175,9 @@ func many[T any](ctx context.Context, q postgres.Querier, scan pgx.RowToFunc[T],
 	return pgx.CollectRows(rows, scan)
 }
 
-// Create makes an active tenant without keys. It returns a [*fault.Invalid] for a bad name, or [ErrNameTaken].
+// Create makes an active tenant without keys. A tenant that has the id and the name already is returned as it is; under
+// the id of another name a tenant with an id of its own is made. It returns a [*fault.Invalid] for a bad name, or
+// [ErrNameTaken].
 func (s *Store) Create(ctx context.Context, by Actor, n NewTenant) (Tenant, error) {
 	var bad fault.Invalid
 	checkName(&bad, n.Name)
@@ -186,6 +190,16 @@ func (s *Store) Create(ctx context.Context, by Actor, n NewTenant) (Tenant, erro
 	}
 	var t Tenant
 	err = s.change(ctx, "create tenant", func(tx pgx.Tx, version int64) error {
+		if n.ID != uuid.Nil {
+			switch t, err = one(ctx, tx, scanTenant, getTenantQuery, n.ID); {
+			case errors.Is(err, ErrNotFound):
+				id = n.ID
+			case err != nil:
+				return err
+			case t.Name == n.Name:
+				return errUnchanged
+			}
+		}
 		t, err = one(ctx, tx, scanTenant, insertTenantQuery, id, n.Name, version)
 		if postgres.Constraint(err) == constraintTenantName {
 			return ErrNameTaken
@@ -211,6 +225,15 @@ func (s *Store) Get(ctx context.Context, id ID) (Tenant, error) {
 	return t, nil
 }
 
+// ByName returns the tenant of this name, in whatever case, or [ErrNotFound].
+func (s *Store) ByName(ctx context.Context, name string) (Tenant, error) {
+	t, err := one(ctx, s.pool, scanTenant, tenantByNameQuery, name)
+	if err != nil {
+		return Tenant{}, fmt.Errorf("find tenant by name: %w", err)
+	}
+	return t, nil
+}
+
 // ListAllTenants returns up to limit tenants by ascending id, those after the given id ([uuid.Nil]: from the start).
 func (s *Store) ListAllTenants(ctx context.Context, after uuid.UUID, limit int) ([]Tenant, error) {
 	list, err := many(ctx, s.pool, scanTenant, listTenantsQuery, after, limit)
@@ -222,13 +245,13 @@ func (s *Store) ListAllTenants(ctx context.Context, after uuid.UUID, limit int) 
 
 // SetStatus suspends or reactivates a tenant; one that has the status already is returned as it is. It returns
 // [ErrNotFound], or a [*fault.Invalid] for an unknown status.
-func (s *Store) SetStatus(ctx context.Context, by Actor, id ID, status Status) (Tenant, error) {
+func (s *Store) SetStatus(ctx context.Context, by Actor, id ID, status Status, expected ...int64) (Tenant, error) {
 	if status != StatusActive && status != StatusSuspended {
 		return Tenant{}, fault.Invalidf("/status", fault.UnknownValue, "must be %q or %q", StatusActive, StatusSuspended)
 	}
 	var t Tenant
 	err := s.change(ctx, "set tenant status", func(tx pgx.Tx, version int64) (err error) {
-		if t, err = one(ctx, tx, scanTenant, getTenantQuery, id); err != nil {
+		if t, err = getTenantTx(ctx, tx, id, expected); err != nil {
 			return err
 		}
 		if t.Status == status {
@@ -247,13 +270,67 @@ func (s *Store) SetStatus(ctx context.Context, by Actor, id ID, status Status) (
 	return t, nil
 }
 
+// Update changes a tenant. It returns a [*fault.Invalid], [ErrNotFound] or [ErrNameTaken].
+func (s *Store) Update(ctx context.Context, by Actor, id ID, patch TenantPatch, expected ...int64) (Tenant, error) {
+	var bad fault.Invalid
+	if patch.Name != nil {
+		checkName(&bad, *patch.Name)
+	}
+	if n := patch.MaxInFlight; n != nil && (*n < 1 || *n > maxInFlight) {
+		bad.Addf("/max_in_flight", fault.OutOfRange, "must be from 1 to %d", maxInFlight)
+	}
+	if err := bad.Err(); err != nil {
+		return Tenant{}, err
+	}
+	var t Tenant
+	err := s.change(ctx, "update tenant", func(tx pgx.Tx, version int64) (err error) {
+		before, err := getTenantTx(ctx, tx, id, expected)
+		if err != nil {
+			return err
+		}
+		t = before
+		if patch.Name != nil {
+			t.Name = *patch.Name
+		}
+		if patch.MaxInFlight != nil {
+			t.MaxInFlight = *patch.MaxInFlight
+		}
+		if t.Name == before.Name && t.MaxInFlight == before.MaxInFlight {
+			return errUnchanged
+		}
+		t, err = one(ctx, tx, scanTenant, updateTenantQuery, id, t.Name, t.MaxInFlight, version)
+		if postgres.Constraint(err) == constraintTenantName {
+			return ErrNameTaken
+		}
+		if err != nil {
+			return err
+		}
+		shown := func(t Tenant) any { return map[string]any{"name": t.Name, "max_in_flight": t.MaxInFlight} }
+		return AuditTx(ctx, tx, by, Entry{TenantID: &id, Action: "update", ResourceType: "tenant", ResourceID: id.String(),
+			Before: shown(before), After: shown(t)})
+	})
+	if err != nil {
+		return Tenant{}, err
+	}
+	return t, nil
+}
+
+// getTenantTx reads the tenant that a change is about to replace: the lock of [BumpTx] keeps others away.
+func getTenantTx(ctx context.Context, tx pgx.Tx, id ID, expected []int64) (Tenant, error) {
+	t, err := one(ctx, tx, scanTenant, getTenantQuery, id)
+	if err != nil {
+		return Tenant{}, err
+	}
+	return t, CheckVersion(t.Version, expected)
+}
+
 // SetUploadTypes says which types of files the tenant's uploads may have, in place of the installation's; none: those
 // again. The caller has checked that they are types that uploads can have. It returns [ErrNotFound].
-func (s *Store) SetUploadTypes(ctx context.Context, by Actor, id ID, types []string) (Tenant, error) {
+func (s *Store) SetUploadTypes(ctx context.Context, by Actor, id ID, types []string, expected ...int64) (Tenant, error) {
 	types = slices.Compact(slices.Sorted(slices.Values(types)))
 	var t Tenant
 	err := s.change(ctx, "set upload types", func(tx pgx.Tx, version int64) (err error) {
-		if t, err = one(ctx, tx, scanTenant, getTenantQuery, id); err != nil {
+		if t, err = getTenantTx(ctx, tx, id, expected); err != nil {
 			return err
 		}
 		if slices.Equal(t.UploadTypes, types) {
@@ -283,23 +360,30 @@ func (s *Store) Limits(ctx context.Context, id ID) (json.RawMessage, error) {
 
 // SetLimit sets one bucket's override and leaves the others. The caller has validated both (package ratelimit knows how);
 // here override need only be JSON, else a [*fault.Invalid]. It returns [ErrNotFound].
-func (s *Store) SetLimit(ctx context.Context, by Actor, id ID, bucket string, override json.RawMessage) error {
+func (s *Store) SetLimit(ctx context.Context, by Actor, id ID, bucket string, override json.RawMessage, expected ...int64) error {
 	if !json.Valid(override) {
 		return fault.Invalidf("", fault.Malformed, "must be JSON")
 	}
-	return s.changeLimit(ctx, by, id, bucket, override)
+	return s.changeLimit(ctx, by, id, bucket, override, expected)
 }
 
 // DeleteLimit removes one bucket's override, if there is one. It returns [ErrNotFound] for an unknown tenant.
-func (s *Store) DeleteLimit(ctx context.Context, by Actor, id ID, bucket string) error {
-	return s.changeLimit(ctx, by, id, bucket, nil)
+func (s *Store) DeleteLimit(ctx context.Context, by Actor, id ID, bucket string, expected ...int64) error {
+	return s.changeLimit(ctx, by, id, bucket, nil, expected)
 }
 
 // changeLimit removes the override when it is nil.
-func (s *Store) changeLimit(ctx context.Context, by Actor, id ID, bucket string, override json.RawMessage) error {
+func (s *Store) changeLimit(ctx context.Context, by Actor, id ID, bucket string, override json.RawMessage, expected []int64) error {
 	return s.change(ctx, "change limit", func(tx pgx.Tx, version int64) error {
-		before, err := one(ctx, tx, pgx.RowTo[*json.RawMessage], getLimitQuery, id, bucket)
+		var have int64
+		before, err := one(ctx, tx, func(row pgx.CollectableRow) (v *json.RawMessage, err error) {
+			err = row.Scan(&v, &have)
+			return v, err
+		}, getLimitQuery, id, bucket)
 		if err != nil {
+			return err
+		}
+		if err := CheckVersion(have, expected); err != nil {
 			return err
 		}
 		switch {
@@ -423,8 +507,18 @@ func (s *Store) ListOperatorTokens(ctx context.Context) ([]OperatorToken, error)
 	return list, nil
 }
 
-// RevokeOperatorToken is [Store.RevokeKey] for an operator token.
-func (s *Store) RevokeOperatorToken(ctx context.Context, by Actor, id uuid.UUID, at time.Time) (OperatorToken, error) {
+// GetOperatorToken returns one token, or [ErrNotFound].
+func (s *Store) GetOperatorToken(ctx context.Context, id uuid.UUID) (OperatorToken, error) {
+	t, err := one(ctx, s.pool, scanToken, getTokenQuery, id)
+	if err != nil {
+		return OperatorToken{}, fmt.Errorf("get operator token: %w", err)
+	}
+	return t, nil
+}
+
+// RevokeOperatorToken is [Store.RevokeKey] for an operator token. With keepLast it returns [ErrLastToken], and has changed
+// nothing, when from that instant on no token could write any more.
+func (s *Store) RevokeOperatorToken(ctx context.Context, by Actor, id uuid.UUID, at time.Time, keepLast bool) (OperatorToken, error) {
 	query := revocation(&at, revokeTokenQuery, scheduleTokenQuery)
 	var t OperatorToken
 	err := s.change(ctx, "revoke operator token", func(tx pgx.Tx, version int64) (err error) {
@@ -433,6 +527,15 @@ func (s *Store) RevokeOperatorToken(ctx context.Context, by Actor, id uuid.UUID,
 		}
 		if t.RevokedAt != nil && !t.RevokedAt.After(at) {
 			return errUnchanged
+		}
+		if keepLast && slices.Contains(t.Scopes, "write") {
+			others, err := one(ctx, tx, pgx.RowTo[bool], otherWritersQuery, id, at)
+			if err != nil {
+				return err
+			}
+			if !others {
+				return ErrLastToken
+			}
 		}
 		before := snapshot(t.Name, t.Prefix, t.Scopes, t.ExpiresAt, t.RevokedAt)
 		if t, err = one(ctx, tx, scanToken, query, id, at, version); err != nil {

@@ -327,14 +327,14 @@ func TestOperatorTokens(t *testing.T) {
 		t.Error(err)
 	}
 	soon := time.Now().Add(time.Hour).UTC().Truncate(time.Microsecond)
-	if got, err := s.RevokeOperatorToken(t.Context(), operator, made.ID, soon); err != nil || !got.RevokedAt.Equal(soon) {
+	if got, err := s.RevokeOperatorToken(t.Context(), operator, made.ID, soon, false); err != nil || !got.RevokedAt.Equal(soon) {
 		t.Errorf("scheduled: %+v, %v", got, err)
 	}
-	revoked, err := s.RevokeOperatorToken(t.Context(), operator, made.ID, time.Now())
+	revoked, err := s.RevokeOperatorToken(t.Context(), operator, made.ID, time.Now(), false)
 	if err != nil || !revoked.RevokedAt.Before(soon) {
 		t.Errorf("revoked: %+v, %v", revoked, err)
 	}
-	again, err := s.RevokeOperatorToken(t.Context(), operator, made.ID, soon)
+	again, err := s.RevokeOperatorToken(t.Context(), operator, made.ID, soon, false)
 	if diff := cmp.Diff(revoked, again); diff != "" || err != nil {
 		t.Errorf("revoked again: %v (-first +second):\n%s", err, diff)
 	}
@@ -342,7 +342,7 @@ func TestOperatorTokens(t *testing.T) {
 	if diff := cmp.Diff([]OperatorToken{revoked}, list); diff != "" || err != nil {
 		t.Errorf("ListOperatorTokens: %v (-want +got):\n%s", err, diff)
 	}
-	wantErr(t, "unknown token", second(s.RevokeOperatorToken(t.Context(), operator, uuid.New(), soon)), ErrNotFound)
+	wantErr(t, "unknown token", second(s.RevokeOperatorToken(t.Context(), operator, uuid.New(), soon, false)), ErrNotFound)
 	wantInvalid(t, "name", third(s.CreateOperatorToken(t.Context(), operator, NewOperatorToken{})), "/name", fault.Required)
 }
 

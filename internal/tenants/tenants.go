@@ -13,6 +13,10 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrNameTaken means that another tenant has this name, be it in other case.
 	ErrNameTaken = errors.New("name is taken")
+	// ErrChanged means that the row does not have, or no longer has, the version that the caller expects.
+	ErrChanged = errors.New("changed meanwhile")
+	// ErrLastToken means that without the operator token nobody could change anything through the management API.
+	ErrLastToken = errors.New("the last operator token that may write")
 	// ErrMalformedKey means that the text cannot be a key: wrong beginning, length or checksum.
 	ErrMalformedKey = errors.New("malformed key")
 	// ErrKeyExpired means that the key or token is past its expiry.
@@ -51,7 +55,15 @@ type Tenant struct {
 
 // NewTenant is the input of [Store.Create].
 type NewTenant struct {
+	// ID is the tenant's id, made by the caller ([uuid.NewV7]) so that asking twice makes one; zero: it is made here.
+	ID   ID
 	Name string // 1 to 200 characters, none of them a control character
+}
+
+// TenantPatch is a change of a tenant; nil members stay as they are.
+type TenantPatch struct {
+	Name        *string // as in [NewTenant]
+	MaxInFlight *int    // 1 to 100,000
 }
 
 // The kinds of caller that change something; see [Actor].
@@ -69,16 +81,6 @@ type Actor struct {
 	Type      string // one of the Actor constants
 	ID        string
 	RequestID string // of the HTTP request, or ""
-}
-
-// Entry is one line of the audit log; see [AuditTx].
-type Entry struct {
-	TenantID     *ID    // nil: concerns no single tenant
-	Action       string // "create", "update", "delete", "toggle_status", "revoke", ...
-	ResourceType string // "tenant", "api_key", "operator_token", "channel", ...
-	ResourceID   string
-	// Before and After are snapshots that marshal to JSON, nil for what did not or does not exist. They are redacted.
-	Before, After any
 }
 
 // APIKey is a tenant's key, without the key: only its hash is stored.

@@ -11,7 +11,11 @@ import (
 	"converger/internal/fault"
 )
 
-const maxNameChars = 200 // as the migration checks
+// As the migrations check.
+const (
+	maxNameChars = 200
+	maxInFlight  = 100_000
+)
 
 func checkName(bad *fault.Invalid, name string) {
 	switch {

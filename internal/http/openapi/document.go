@@ -315,6 +315,13 @@ func (b *builder) parameters(rt Route, op *operation) []*Parameter {
 	if op.Idempotent {
 		headers = append(headers, Member[*Schema]{"Idempotency-Key", &Schema{}})
 	}
+	if op.Versioned {
+		name := "If-Match"
+		if rt.Method == http.MethodGet {
+			name = "If-None-Match"
+		}
+		headers = append(headers, Member[*Schema]{name, &Schema{}})
+	}
 	return slices.Concat(list, b.given(op, query, "query"), b.given(op, headers, "header"))
 }
 
@@ -416,6 +423,9 @@ func (b *builder) answers(op *operation, rt Route) Map[*Response] {
 			if a.Page != nil {
 				out.Headers = append(out.Headers, b.headers(op, Route{}, "Link")...)
 			}
+			if op.Versioned && status != http.StatusNoContent {
+				out.Headers = append(out.Headers, b.headers(op, Route{}, "ETag")...)
+			}
 		}
 		if out.Description == "" {
 			out.Description = http.StatusText(status)
@@ -436,6 +446,9 @@ func (b *builder) answers(op *operation, rt Route) Map[*Response] {
 			out.Content = Map[*Media]{{cmp.Or(a.Type, "application/json"), media}}
 		}
 		all.add(strconv.Itoa(status), out)
+	}
+	if op.Versioned && rt.Method == http.MethodGet {
+		all.add("304", &Response{Description: "It is as `If-None-Match` says.", Headers: b.headers(op, rt, "ETag")})
 	}
 	return all
 }
@@ -492,6 +505,9 @@ func (b *builder) problems(rt Route, op *operation, out *Operation) {
 		if p.In == "query" {
 			codes = append(codes, "invalid_parameter")
 		}
+	}
+	if op.Versioned && rt.Method != http.MethodGet {
+		codes = append(codes, "precondition_failed")
 	}
 	if op.Idempotent {
 		codes = append(codes, "invalid_idempotency_key", "idempotency_key_reused", "request_in_progress")

@@ -69,6 +69,7 @@ type operation struct {
 	ID, Summary, Description string
 	Deprecated               bool
 	Idempotent               bool       // takes Idempotency-Key
+	Versioned                bool       // answers with an ETag; takes If-None-Match where it reads, If-Match where it changes
 	Query                    parameters // one whose type is left out is a parameter of common.yaml
 	Headers                  parameters // of the request; likewise
 	Body                     *Schema

@@ -1,0 +1,427 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+
+	"github.com/google/uuid"
+
+	apphttp "converger/internal/http"
+)
+
+// managementFlags say which hub to ask, by whose token, and how to show what it answers.
+type managementFlags struct {
+	demoFlags
+	Server    string `help:"Address of the hub. Default: CONVERGER_URL of the environment, then the demo's." aliases:"base-url" placeholder:"https://hub.example.com"`
+	TokenFile string `help:"File with an operator token. Default: CONVERGER_TOKEN, or the file in CONVERGER_TOKEN_FILE, then the demo's." type:"path" placeholder:"FILE"`
+	JSON      bool   `name:"json" help:"Print the hub's answer as JSON."`
+}
+
+// hubClient calls the management API of a hub as anybody with a token can.
+type hubClient struct {
+	e     *env
+	base  string // without a slash at its end
+	token string
+	json  bool
+	http  http.Client
+}
+
+// members are an object of an answer, or of a body.
+type members = map[string]any
+
+// connect finds out whom to ask. It calls nobody.
+func (f managementFlags) connect(e *env) (*hubClient, error) {
+	d, err := f.read()
+	if err != nil {
+		return nil, err
+	}
+	h := &hubClient{e: e, json: f.JSON, http: http.Client{Timeout: 30 * time.Second}}
+	h.base = strings.TrimRight(cmp.Or(f.Server, e.getenv("CONVERGER_URL"), d.BaseURL), "/")
+	h.token = e.getenv("CONVERGER_TOKEN")
+	if file := cmp.Or(f.TokenFile, e.getenv("CONVERGER_TOKEN_FILE")); f.TokenFile != "" || h.token == "" && file != "" {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("operator token: %w", err)
+		}
+		h.token = strings.TrimSpace(string(text))
+	}
+	if h.token == "" && h.base == strings.TrimRight(d.BaseURL, "/") { // the demo's token is for the demo alone
+		h.token = d.ManagementToken
+	}
+	switch {
+	case h.base == "":
+		return nil, errors.New("which hub? Pass --server https://… or set CONVERGER_URL, or start `server dev` in this folder")
+	case !strings.HasPrefix(h.base, "http://") && !strings.HasPrefix(h.base, "https://"):
+		return nil, fmt.Errorf("the hub's address must begin with http:// or https://, not %q", h.base)
+	case h.token == "":
+		return nil, errors.New("by whose token? Set CONVERGER_TOKEN or pass --token-file; `server operator create` makes the first token, in the database")
+	}
+	return h, nil
+}
+
+// problem is what the hub answers when it refuses.
+type problem struct {
+	Title     string `json:"title"`
+	Detail    string `json:"detail"`
+	Code      string `json:"code"`
+	RequestID string `json:"request_id"`
+	Errors    []struct {
+		Pointer string `json:"pointer"`
+		Detail  string `json:"detail"`
+	} `json:"errors"`
+
+	status int
+}
+
+// Error says what was wrong and what to do next. What came from the hub is shown as printable text.
+func (p *problem) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s", p.Title, p.Detail)
+	for _, f := range p.Errors {
+		fmt.Fprintf(&b, "\n  %s %s", strings.TrimPrefix(f.Pointer, "#/"), f.Detail)
+	}
+	next := apphttp.Remedy(p.Code)
+	if p.Code == "confirmation_required" {
+		next = "If you mean it, and there is another way in, pass --force."
+	}
+	if next != "" {
+		b.WriteString("\n" + next)
+	}
+	if p.RequestID != "" {
+		fmt.Fprintf(&b, "\n(request %s)", p.RequestID)
+	}
+	return printable([]byte(b.String()))
+}
+
+// Exit codes beside 1, for anything else, and 2, for a command line that was not understood.
+const (
+	exitRefused     = 3 // the hub refused; the same again will not succeed
+	exitUnavailable = 4 // the hub can't be reached, or is busy; the same again may succeed later
+)
+
+// ExitCode tells scripts whether it is worth trying again.
+func (p *problem) ExitCode() int {
+	if p.status >= 500 || p.status == http.StatusTooManyRequests || p.status == http.StatusRequestTimeout {
+		return exitUnavailable
+	}
+	return exitRefused
+}
+
+// unreachable is a hub that did not answer.
+type unreachable struct {
+	err  error
+	base string
+}
+
+func (u *unreachable) Error() string {
+	return fmt.Sprintf("%v\nIs the hub running at %s?", u.err, u.base)
+}
+func (u *unreachable) Unwrap() error { return u.err }
+func (u *unreachable) ExitCode() int { return exitUnavailable }
+
+// pageMeta is the `meta` of a list.
+type pageMeta struct {
+	NextCursor string `json:"next_cursor"`
+	HasMore    bool   `json:"has_more"`
+}
+
+// envelope is the frame of every answer but an empty one.
+type envelope struct {
+	Data json.RawMessage `json:"data"`
+	Meta pageMeta        `json:"meta"`
+}
+
+// call asks for one thing. in is sent as JSON, nil for no body.
+func (h *hubClient) call(method, path string, query url.Values, in any) (envelope, error) {
+	var answer envelope
+	var body io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return answer, err
+		}
+		body = bytes.NewReader(b)
+	}
+	target := h.base + "/api/v1/management" + path
+	if len(query) > 0 {
+		target += "?" + query.Encode()
+	}
+	req, err := http.NewRequestWithContext(h.e.ctx, method, target, body)
+	if err != nil {
+		return answer, err
+	}
+	req.Header.Set("Authorization", "Bearer "+h.token)
+	req.Header.Set("User-Agent", "converger/"+version)
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	res, err := h.http.Do(req)
+	if err != nil {
+		return answer, &unreachable{err, h.base}
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(res.Body, 64<<20))
+	if err != nil {
+		return answer, &unreachable{err, h.base}
+	}
+	if res.StatusCode >= 300 {
+		p := problem{status: res.StatusCode}
+		if json.Unmarshal(text, &p) != nil || p.Title == "" {
+			p.Title, p.Detail = "The hub answered "+res.Status, "and not as a hub does; is "+h.base+" the right address?"
+		}
+		return answer, &p
+	}
+	if len(text) == 0 {
+		return answer, nil
+	}
+	if err := json.Unmarshal(text, &answer); err != nil {
+		return answer, fmt.Errorf("%s does not answer as a hub does: %w", h.base, err)
+	}
+	return answer, nil
+}
+
+// get asks for one object.
+func (h *hubClient) get(path string) (members, error) { return h.do(http.MethodGet, path, nil) }
+
+// do asks for one object, or for a change that answers with one.
+func (h *hubClient) do(method, path string, in any) (members, error) {
+	answer, err := h.call(method, path, nil, in)
+	if err != nil || answer.Data == nil {
+		return nil, err
+	}
+	var o members
+	return o, decode(answer.Data, &o)
+}
+
+// decode keeps the digits of numbers.
+func decode(data json.RawMessage, into any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	if err := d.Decode(into); err != nil {
+		return fmt.Errorf("the hub's answer: %w", err)
+	}
+	return nil
+}
+
+// maxPage is how many items the hub puts on a page at most.
+const maxPage = 500
+
+// list follows the pages of a list until it has limit items, 0: all.
+func (h *hubClient) list(path string, query url.Values, limit int) (items []members, more bool, err error) {
+	if query == nil {
+		query = url.Values{}
+	}
+	items = []members{} // an empty list is [] in JSON
+	for {
+		size := maxPage
+		if limit > 0 {
+			size = min(size, limit-len(items))
+		}
+		query.Set("limit", strconv.Itoa(size))
+		answer, err := h.call(http.MethodGet, path, query, nil)
+		if err != nil {
+			return nil, false, err
+		}
+		var page []members
+		if err := decode(answer.Data, &page); err != nil {
+			return nil, false, err
+		}
+		items = append(items, page...)
+		if more = answer.Meta.HasMore; !more || limit > 0 && len(items) >= limit {
+			return items, more, nil
+		}
+		query.Set("cursor", answer.Meta.NextCursor)
+	}
+}
+
+// tenantID finds a tenant's id by what was typed: an id, or a name.
+func (h *hubClient) tenantID(typed string) (string, error) {
+	if _, err := uuid.Parse(typed); err == nil {
+		return typed, nil
+	}
+	found, _, err := h.list("/tenants", url.Values{"name": {typed}}, 1)
+	if err != nil {
+		return "", err
+	}
+	if len(found) == 0 {
+		return "", fmt.Errorf("no tenant has the name or id %q; `server tenant list` shows them", printable([]byte(typed)))
+	}
+	return cell(found[0], "id"), nil
+}
+
+// tenantPath is the address of a tenant, by its id or name, or of what is below it.
+func (h *hubClient) tenantPath(typed string, below ...string) (string, error) {
+	id, err := h.tenantID(typed)
+	if err != nil {
+		return "", err
+	}
+	path := "/tenants/" + url.PathEscape(id)
+	for _, part := range below {
+		path += "/" + url.PathEscape(part)
+	}
+	return path, nil
+}
+
+// column is a column of a table: its title, and the member, or the path of members with dots, that it shows.
+type column struct{ title, member string }
+
+// showList prints a list as a table, or as JSON.
+func (h *hubClient) showList(items []members, more bool, none string, columns ...column) error {
+	if h.json {
+		return h.showJSON(items)
+	}
+	if len(items) == 0 {
+		fmt.Fprintln(h.e.stdout, none)
+		return nil
+	}
+	w := tabwriter.NewWriter(h.e.stdout, 0, 4, 2, ' ', 0)
+	row := func(text func(column) string) {
+		cells := make([]string, len(columns))
+		for i, c := range columns {
+			cells[i] = text(c)
+		}
+		fmt.Fprintln(w, strings.Join(cells, "\t"))
+	}
+	row(func(c column) string { return c.title })
+	for _, o := range items {
+		row(func(c column) string { return cell(o, c.member) })
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if more {
+		fmt.Fprintln(h.e.stderr, "There are more; narrow the list or raise --limit (0: all).")
+	}
+	return nil
+}
+
+// show prints one object, a line for each of the columns, or as JSON.
+func (h *hubClient) show(o members, columns ...column) error {
+	if h.json {
+		return h.showJSON(o)
+	}
+	w := tabwriter.NewWriter(h.e.stdout, 0, 4, 2, ' ', 0)
+	for _, c := range columns {
+		fmt.Fprintf(w, "%s\t%s\n", c.title, cell(o, c.member))
+	}
+	return w.Flush()
+}
+
+// done says what a change has come to, or prints the object in JSON.
+func (h *hubClient) done(o members, format string, args ...any) error {
+	if h.json && o != nil {
+		return h.showJSON(o)
+	}
+	fmt.Fprintf(h.e.stdout, format+"\n", args...)
+	return nil
+}
+
+// reveal prints a secret that is shown this once: what it is on standard error, and alone on standard output, for scripts.
+func (h *hubClient) reveal(o members, member, format string, args ...any) error {
+	if h.json {
+		return h.showJSON(o)
+	}
+	fmt.Fprintf(h.e.stderr, format+" It is shown this once:\n", args...)
+	fmt.Fprintln(h.e.stdout, cell(o, member))
+	return nil
+}
+
+func (h *hubClient) showJSON(v any) error {
+	enc := json.NewEncoder(h.e.stdout)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// cell is a member as a table shows it: one line, whatever came from outside; a dash for nothing.
+func cell(o members, member string) string {
+	var v any = o
+	for name := range strings.SplitSeq(member, ".") {
+		inner, _ := v.(members)
+		v = inner[name]
+	}
+	switch v := v.(type) {
+	case nil:
+		return "–"
+	case string:
+		if v == "" {
+			return "–"
+		}
+		if at, err := time.Parse(time.RFC3339Nano, v); err == nil {
+			return at.UTC().Format(time.RFC3339)
+		}
+		return oneLine(v)
+	case []any:
+		parts := make([]string, len(v))
+		for i, x := range v {
+			parts[i] = oneLine(fmt.Sprint(x))
+		}
+		return cmp.Or(strings.Join(parts, ","), "–")
+	case members:
+		b, err := json.Marshal(v)
+		if err != nil {
+			return "?"
+		}
+		return oneLine(string(b))
+	default:
+		return fmt.Sprint(v)
+	}
+}
+
+// oneLine is printable text without line breaks and tabs.
+func oneLine(s string) string {
+	return strings.Join(strings.FieldsFunc(printable([]byte(s)), func(r rune) bool { return r == '\n' || r == '\t' }), " ")
+}
+
+// printable shows bytes from outside on a terminal: what could steer it is escaped.
+func printable(b []byte) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, string(b))
+}
+
+// each does the same for several things, and goes on behind one that fails. Its error names the things that failed.
+func each[T any](things []T, do func(T) error) error {
+	var all error
+	for _, x := range things {
+		if err := do(x); err != nil {
+			all = errors.Join(all, fmt.Errorf("%v: %w", x, err))
+		}
+	}
+	return all
+}
+
+// filter makes a query of what is set.
+func filter(pairs map[string]string) url.Values {
+	q := url.Values{}
+	for name, v := range pairs {
+		if v != "" {
+			q.Set(name, v)
+		}
+	}
+	return q
+}
+
+// expiry is when something ends that lives for a duration; nil for 0, which is for ever.
+func expiry(life time.Duration) *time.Time {
+	if life <= 0 {
+		return nil
+	}
+	at := time.Now().Add(life).UTC().Truncate(time.Second)
+	return &at
+}

@@ -1,0 +1,282 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"converger/migrations/pgtest"
+)
+
+// Flags win over the environment, the environment over the demo; the demo's token goes to the demo only.
+func TestWhichHubAndToken(t *testing.T) {
+	t.Parallel()
+	var got string
+	newHub := func(name string) string {
+		hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			got = name + " " + strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+			_, _ = w.Write([]byte(`{"data":[],"meta":{"has_more":false}}`))
+		}))
+		t.Cleanup(hub.Close)
+		return hub.URL
+	}
+	one, two := newHub("one"), newHub("two")
+	dir, none := t.TempDir(), t.TempDir()
+	if err := writeJSON(filepath.Join(dir, demoFile), demo{BaseURL: one, ManagementToken: "of-demo"}); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "token")
+	if err := os.WriteFile(file, []byte("of-file\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		want    string // "" for a refusal before anybody is asked
+		environ map[string]string
+		flags   []string
+	}{
+		{"one of-demo", nil, []string{"--dir", dir}},
+		{"one of-demo", nil, []string{"--dir", dir, "--server", one + "/"}},
+		{"", nil, []string{"--dir", dir, "--server", two}},
+		{"", map[string]string{"CONVERGER_URL": two}, []string{"--dir", dir}},
+		{"two of-environment", map[string]string{"CONVERGER_URL": two, "CONVERGER_TOKEN": "of-environment"}, []string{"--dir", dir}},
+		{"one of-environment", map[string]string{"CONVERGER_URL": two, "CONVERGER_TOKEN": "of-environment"}, []string{"--dir", none, "--server", one}},
+		{"two of-file", map[string]string{"CONVERGER_URL": two, "CONVERGER_TOKEN_FILE": file}, []string{"--dir", none}},
+		{"two of-environment", map[string]string{"CONVERGER_URL": two, "CONVERGER_TOKEN": "of-environment", "CONVERGER_TOKEN_FILE": file}, []string{"--dir", none}},
+		{"two of-file", map[string]string{"CONVERGER_URL": two, "CONVERGER_TOKEN": "of-environment"}, []string{"--dir", none, "--token-file", file}},
+	} {
+		got = ""
+		var out bytes.Buffer
+		err := run(t.Context(), append([]string{"tenant", "list"}, test.flags...), func(name string) string { return test.environ[name] }, &out, &out)
+		if got != test.want || (err == nil) != (test.want != "") {
+			t.Errorf("%v %v asks %q, want %q; %v %s", test.environ, test.flags, got, test.want, err, out.String())
+		}
+	}
+}
+
+// What a hub refuses is said in its words, with what to do next, and scripts can tell whether to try again.
+func TestRefusalsOfTheHub(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		status int
+		body   string
+		code   int
+		want   []string
+	}{
+		{409, `{"title":"Conflict","detail":"The name is taken.","code":"conflict","request_id":"req_1"}`, exitRefused,
+			[]string{"Conflict: The name is taken.\nRead the current state, then decide", "(request req_1)"}},
+		{422, `{"title":"Invalid fields","detail":"The request has an invalid field.","code":"validation_failed","errors":[{"pointer":"#/name","detail":"must not be empty"}]}`,
+			exitRefused, []string{"\n  name must not be empty\n"}},
+		{409, `{"title":"Confirmation required","detail":"Sure?","code":"confirmation_required"}`, exitRefused, []string{"pass --force"}},
+		{429, `{"title":"Too many requests","detail":"come back in 1 s","code":"rate_limited"}`, exitUnavailable, []string{"come back in 1 s"}},
+		{503, `{"title":"Unavailable","detail":"x","code":"unavailable"}`, exitUnavailable, nil},
+		{502, `<html>Bad gateway`, exitUnavailable, []string{"502 Bad Gateway", "the right address"}},
+		{404, `nothing`, exitRefused, []string{"404 Not Found"}},
+		{400, `{"title":"Evil\u001b[2J","detail":"\u001b]0;x\u0007"}`, exitRefused, []string{"Evil\uFFFD[2J"}},
+		{200, `<html>`, 1, []string{"does not answer as a hub does"}},
+	} {
+		hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(test.status)
+			_, _ = w.Write([]byte(test.body))
+		}))
+		var out bytes.Buffer
+		environ := map[string]string{"CONVERGER_URL": hub.URL, "CONVERGER_TOKEN": "t"}
+		err := run(t.Context(), []string{"tenant", "create", "x", "--dir", t.TempDir()}, func(name string) string { return environ[name] }, &out, &out)
+		hub.Close()
+		if err == nil || exitCode(err) != test.code {
+			t.Errorf("%d %s: %v, exit code %d, want %d", test.status, test.body, err, exitCode(err), test.code)
+			continue
+		}
+		for _, want := range test.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%d %s: %q does not say %q", test.status, test.body, err, want)
+			}
+		}
+	}
+	p := start(t, map[string]string{"CONVERGER_URL": "http://127.0.0.1:9", "CONVERGER_TOKEN": "t"}, "tenant", "list", "--dir", t.TempDir())
+	if err := p.result(t); exitCode(err) != exitUnavailable || !strings.Contains(err.Error(), "Is the hub running") {
+		t.Errorf("nobody there: %v", err)
+	}
+	if exitCode(errors.Join(errors.New("x"), &problem{status: 404})) != exitRefused || exitCode(errors.New("x")) != 1 {
+		t.Error("exit codes of other errors")
+	}
+}
+
+// Text from outside stays on its line and steers no terminal; long lists are read page by page.
+func TestTables(t *testing.T) {
+	t.Parallel()
+	page := 0
+	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		page++
+		if page == 1 && r.URL.Query().Get("cursor") == "" {
+			_, _ = w.Write([]byte(`{"data":[{"name":"a\u001b[31m\nb\tc","id":"1","max_in_flight":12345678901234567890,"limits":{"x":[1]},"inserted_at":"2026-11-30T07:42:20.501685Z"}],"meta":{"has_more":true,"next_cursor":"n"}}`))
+			return
+		}
+		if r.URL.Query().Get("cursor") != "n" {
+			t.Errorf("page %d: %s", page, r.URL)
+		}
+		_, _ = w.Write([]byte(`{"data":[{"name":"last","id":"2"}],"meta":{"has_more":true,"next_cursor":"m"}}`))
+	}))
+	t.Cleanup(hub.Close)
+	environ := map[string]string{"CONVERGER_URL": hub.URL, "CONVERGER_TOKEN": "t"}
+	p := start(t, environ, "tenant", "list", "--limit", "2", "--dir", t.TempDir())
+	if err := p.result(t); err != nil {
+		t.Fatal(err)
+	}
+	want := regexp.MustCompile(`^NAME +ID .*\na\x{FFFD}\[31m b c +1 +– +12345678901234567890 +\{"x":\[1\]\} +2026-11-30T07:42:20Z\nlast +2 +– +– +– +–\n$`)
+	if out := p.out.String(); !want.MatchString(out) || !strings.Contains(p.log.String(), "There are more") {
+		t.Errorf("table:\n%s%s", out, p.log)
+	}
+	page = 0
+	var items []map[string]any
+	if err := json.Unmarshal([]byte(runOK(t, environ, "tenant", "list", "--limit", "2", "--json", "--dir", t.TempDir())), &items); err != nil || len(items) != 2 {
+		t.Errorf("as JSON: %v, %v", items, err)
+	}
+}
+
+// An operator does by the shell what the management API can, with a token that `operator create` made.
+func TestManageByShell(t *testing.T) {
+	t.Parallel()
+	url := pgtest.New(t)
+	p := serve(t, url, nil)
+	token := strings.TrimSpace(runOK(t, nil, "operator", "create", "Ada", "--database-url", url))
+	environ := map[string]string{"CONVERGER_URL": p.base, "CONVERGER_TOKEN": token}
+	dir := t.TempDir()
+	eventually(t, patience, "the token to be known", func() bool {
+		probe := start(t, environ, "tenant", "list", "--dir", dir)
+		return probe.result(t) == nil
+	})
+	says := func(want string, args ...string) string {
+		t.Helper()
+		out := runOK(t, environ, append(args, "--dir", dir)...)
+		if !strings.Contains(out, want) {
+			t.Errorf("server %s does not say %q:\n%s", strings.Join(args, " "), want, out)
+		}
+		return out
+	}
+	fails := func(want string, args ...string) {
+		t.Helper()
+		err := start(t, environ, append(args, "--dir", dir)...).result(t)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("server %s: %v, want it to say %q", strings.Join(args, " "), err, want)
+		}
+	}
+	fromJSON := func(text string) (v map[string]any) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(text), &v); err != nil {
+			t.Fatalf("%v: %s", err, text)
+		}
+		return v
+	}
+
+	says("No tenants yet", "tenant", "list")
+	says("Acme & Co", "tenant", "create", "Acme & Co")
+	tenant := fromJSON(says("", "tenant", "show", "acme & co", "--json"))["id"].(string)
+	says(tenant, "tenant", "list")
+	says("25", "tenant", "update", tenant, "--max-in-flight", "25")
+	says("Acme", "tenant", "update", tenant, "--name", "Acme")
+	says("suspended", "tenant", "suspend", "Acme")
+	says("active", "tenant", "activate", "Acme")
+	fails("no tenant has the name", "tenant", "show", "Nobody")
+	fails("Conflict", "tenant", "create", "ACME")
+	fails("max_in_flight must be from 1", "tenant", "update", "Acme", "--max-in-flight", "0")
+
+	// Keys: alone on standard output, for scripts.
+	key := strings.TrimSpace(says("cvg_live_", "keys", "create", "Acme", "orders", "--scope", "read", "--expires", "24h"))
+	byKey := newAPI(t, p.base, "X-Api-Key", key)
+	byKey.call(t, 200, "GET", "/api/v1/conversations", "")
+	list := says("orders", "keys", "list", "Acme")
+	if strings.Contains(list, key) {
+		t.Error("a key is shown twice")
+	}
+	id := strings.Fields(strings.Split(list, "\n")[1])[0]
+	next := strings.TrimSpace(says("cvg_live_", "keys", "rotate", "Acme", id, "--overlap", "1h"))
+	for _, k := range []string{key, next} {
+		newAPI(t, p.base, "X-Api-Key", k).call(t, 200, "GET", "/api/v1/conversations", "")
+	}
+	newAPI(t, p.base, "X-Api-Key", next).call(t, 403, "POST", "/api/v1/conversations", `{}`) // the scopes of the old one
+	fails("about to be", "keys", "rotate", "Acme", id)
+	fails("has no key", "keys", "rotate", "Acme", uuid.NewString())
+	says("is revoked", "keys", "revoke", "Acme", id)
+	byKey.call(t, 401, "GET", "/api/v1/conversations", "")
+
+	says("activity_create", "limits", "get", "Acme")
+	says("7", "limits", "set", "Acme", "activity_create", "7/1m", "--algorithm", "token_bucket", "--burst", "3")
+	if l := fromJSON(says("", "limits", "get", "Acme", "activity_create", "--json")); l["override"].(map[string]any)["scale_ms"] != 60000.0 {
+		t.Errorf("limit %v", l)
+	}
+	says("100", "limits", "unset", "Acme", "activity_create")
+	fails("scale_ms", "limits", "set", "Acme", "activity_create", "5/1ms")
+	fails("no bucket", "limits", "get", "Acme", "coffee")
+
+	says("No ranges match", "ranges", "list")
+	says("deny 203.0.113.0/24", "ranges", "add", "deny", "203.0.113.0/24", "--note", "scanner", "--expires", "1h")
+	says("exempt 203.0.113.7/32", "ranges", "add", "exempt", "203.0.113.7")
+	fails("pass --force", "ranges", "add", "deny", "127.0.0.0/8")
+	fails("did you mean", "ranges", "add", "deny", "203.0.113.9/24")
+	says("scanner", "ranges", "list", "--address", "203.0.113.7")
+	says("Removed", "ranges", "remove", "203.0.113.7")
+	says("Removed", "ranges", "remove", strings.Fields(strings.Split(runOK(t, environ, "ranges", "list", "--dir", dir), "\n")[1])[0])
+	fails("there is no range", "ranges", "remove", "203.0.113.0/24")
+
+	other := strings.TrimSpace(says("cvg_op_", "tokens", "create", "Grace", "--scope", "read"))
+	says("Grace", "tokens", "list")
+	ops := newAPI(t, p.base, "Authorization", "Bearer "+other)
+	ops.call(t, 403, "POST", "/api/v1/management/tenants", `{"name":"x"}`)
+	tokens := data[[]map[string]any](t, ops.call(t, 200, "GET", "/api/v1/management/operator_tokens", ""))
+	fails("pass --force", "tokens", "revoke", tokens[0]["id"].(string))
+	says("Revoked", "tokens", "revoke", tokens[1]["id"].(string))
+
+	fails("whose users", "users", "list")
+	says("No users yet", "users", "list", "--tenant", "Acme")
+	for _, people := range [][]string{{"--tenant", "Acme"}, {"--admins"}} {
+		users := func(want string, args ...string) string {
+			t.Helper()
+			return says(want, append(append([]string{"users"}, args...), people...)...)
+		}
+		users("ada@example.com", "create", "Ada@example.com", "viewer", "--name", "Ada")
+		users("Ada", "show", "ADA@example.com")
+		users("Countess", "update", "ada@example.com", "--name", "Countess", "--role", "admin")
+		link := users("/link/", "sign-in-link", "ada@example.com")
+		if !strings.HasPrefix(link, "http://hub.test/") {
+			t.Errorf("link %s", link)
+		}
+		if made := strings.TrimSpace(users("", "set-password", "ada@example.com")); len(made) < 20 {
+			t.Errorf("password %q", made)
+		}
+		file := filepath.Join(t.TempDir(), "password")
+		if err := os.WriteFile(file, []byte("correct horse battery\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		users("is set", "set-password", "ada@example.com", "--password-file", file)
+		users("not signed in", "sessions", "ada@example.com")
+		users("Signed out", "sign-out", "ada@example.com")
+		users("inactive", "disable", "ada@example.com")
+		users("active", "enable", "ada@example.com")
+		users("Removed", "delete", "ada@example.com")
+		fails("no user has", append([]string{"users", "show", "ada@example.com"}, people...)...)
+	}
+
+	fails("which deliveries", "deliveries", "replay", "Acme")
+	fails("no such delivery", "deliveries", "replay", "Acme", uuid.NewString())
+	says("No deliveries match", "deliveries", "list", "Acme", "--status", "failed")
+	fails("no such delivery", "deliveries", "show", "Acme", uuid.NewString())
+	says("No events match", "inbound", "list", "--tenant", "Acme")
+	says("toggle_status", "audit", "--tenant", "Acme")
+	log := says("address_range", "audit", "--limit", "0", "--json", "--from", time.Now().UTC().Format(time.DateOnly))
+	for _, secret := range []string{key, next, other, token} {
+		if strings.Contains(log, secret) {
+			t.Error("the audit log holds a secret")
+		}
+	}
+	says("Nothing was changed", "audit", "--action", "nothing")
+}

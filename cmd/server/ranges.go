@@ -1,0 +1,105 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+type rangesCmd struct {
+	List   rangesListCmd   `cmd:"" help:"List the address ranges that are refused, or not counted."`
+	Add    rangesAddCmd    `cmd:"" help:"Deny a range of addresses, or exempt it."`
+	Remove rangesRemoveCmd `cmd:"" help:"Remove a range."`
+}
+
+type rangesListCmd struct {
+	managementFlags
+	Kind    string `help:"Only deny, or only exempt." enum:"deny,exempt," default:"" placeholder:"KIND"`
+	Address string `help:"Only ranges that this address is in; the one with the longest prefix decides." placeholder:"ADDRESS"`
+	Limit   int    `help:"Most to show; 0: all." default:"50"`
+}
+
+func (c rangesListCmd) Run(e *env) error {
+	h, err := c.connect(e)
+	if err != nil {
+		return err
+	}
+	found, more, err := h.list("/address_ranges", filter(map[string]string{"kind": c.Kind, "address": c.Address}), c.Limit)
+	if err != nil {
+		return err
+	}
+	return h.showList(found, more, "No ranges match.", column{"RANGE", "cidr"}, column{"KIND", "kind"}, column{"EXPIRES", "expires_at"},
+		column{"NOTE", "note"}, column{"SINCE", "inserted_at"}, column{"ID", "id"})
+}
+
+type rangesAddCmd struct {
+	managementFlags
+	Kind    string        `arg:"" help:"deny: refused everywhere; exempt: not counted by limits on addresses." enum:"deny,exempt"`
+	CIDR    string        `arg:"" name:"range" help:"The range in CIDR notation, or one address."`
+	Note    string        `help:"Why, for whoever finds it later." placeholder:"TEXT"`
+	Expires time.Duration `help:"How long it stands; without it for ever." placeholder:"DURATION"`
+	Force   bool          `help:"Also when it has every address in it, or your own."`
+}
+
+// Help shows examples.
+func (rangesAddCmd) Help() string {
+	return `Of several ranges that have an address in them the one with the longest prefix decides.
+
+Examples:
+
+server ranges add deny 203.0.113.0/24 --expires 24h --note "credential stuffing"
+
+server ranges add exempt 198.51.100.7 --note "office of Acme"`
+}
+
+func (c rangesAddCmd) Run(e *env) error {
+	h, err := c.connect(e)
+	if err != nil {
+		return err
+	}
+	r, err := h.do(http.MethodPost, "/address_ranges", members{"cidr": c.CIDR, "kind": c.Kind, "note": c.Note, "expires_at": expiry(c.Expires), "force": c.Force})
+	if err != nil {
+		return err
+	}
+	return h.done(r, "Range %s (%s %s) is in force on every node within a second.", cell(r, "id"), cell(r, "kind"), cell(r, "cidr"))
+}
+
+type rangesRemoveCmd struct {
+	managementFlags
+	Range string `arg:"" help:"Id of the range, or the range itself, see ranges list."`
+	Force bool   `help:"Also when a wider range then denies your own address."`
+}
+
+func (c rangesRemoveCmd) Run(e *env) error {
+	h, err := c.connect(e)
+	if err != nil {
+		return err
+	}
+	id := c.Range
+	if _, err := uuid.Parse(id); err != nil {
+		found, _, err := h.list("/address_ranges", nil, 0)
+		if err != nil {
+			return err
+		}
+		id = ""
+		for _, r := range found {
+			if text := cell(r, "cidr"); text == c.Range || text == c.Range+"/32" || text == c.Range+"/128" {
+				id = cell(r, "id")
+			}
+		}
+		if id == "" {
+			return fmt.Errorf("there is no range %s; `server ranges list` shows them", c.Range)
+		}
+	}
+	query := url.Values{}
+	if c.Force {
+		query.Set("force", "true")
+	}
+	if _, err := h.call(http.MethodDelete, "/address_ranges/"+url.PathEscape(id), query, nil); err != nil {
+		return err
+	}
+	return h.done(nil, "Removed %s.", c.Range)
+}
