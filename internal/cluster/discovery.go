@@ -175,7 +175,7 @@ func (j *joiner) others(list []netip.AddrPort) []netip.AddrPort {
 }
 
 func (j *joiner) missing(list []netip.AddrPort) []netip.AddrPort {
-	members := j.gossip.addresses()
+	members := j.n.news.addresses()
 	return slices.DeleteFunc(j.others(list), func(a netip.AddrPort) bool { return slices.Contains(members, a) })
 }
 

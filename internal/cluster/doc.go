@@ -24,7 +24,8 @@
 //
 // None before [Node.Run]. Run owns those of gossip and of the gRPC server, one that keeps the view, one for heartbeats, one
 // that joins, and two for each peer; all have ended when it returns. Handlers run in the goroutine of a peer's stream
-// (Receive) or of a call (Answer, State). Gossip's delegates copy and return.
+// (Receive) or of a call (Answer, State). Gossip's delegates copy and return. (A probe of gossip's that is under way at the end
+// may outlive Run by its time-out of half a second.)
 //
 // # On failure
 //

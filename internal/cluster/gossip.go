@@ -5,7 +5,9 @@ import (
 	"io"
 	"log"
 	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -45,18 +47,6 @@ func (g *gossip) join(a netip.AddrPort) error {
 	return err
 }
 
-// addresses of the members that gossip calls alive, this node included.
-func (g *gossip) addresses() []netip.AddrPort {
-	members := g.list.Members()
-	out := make([]netip.AddrPort, 0, len(members))
-	for _, m := range members {
-		if a, ok := netip.AddrFromSlice(m.Addr); ok {
-			out = append(out, netip.AddrPortFrom(a.Unmap(), m.Port))
-		}
-	}
-	return out
-}
-
 // silent is a delegate that sends nothing through gossip: its queue is no message bus.
 type silent struct{ meta []byte }
 
@@ -84,12 +74,21 @@ type tiding struct {
 
 // news holds what gossip told until the keeper takes it. memberlist calls it under its own lock, so it copies and returns.
 type news struct {
-	mu     sync.Mutex
-	queue  []tiding
-	signal chan struct{}
+	mu      sync.Mutex
+	queue   []tiding
+	members map[ID]netip.AddrPort // alive, this node included
+	signal  chan struct{}
 }
 
-func newNews() *news { return &news{signal: make(chan struct{}, 1)} }
+func newNews() *news { return &news{members: map[ID]netip.AddrPort{}, signal: make(chan struct{}, 1)} }
+
+// addresses of the members that gossip calls alive, this node included. They are noted here, since what
+// memberlist.Members returns is changed while one reads it.
+func (n *news) addresses() []netip.AddrPort {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Collect(maps.Values(n.members))
+}
 
 func (n *news) put(node *memberlist.Node, alive bool) {
 	id, err := ParseID(node.Name)
@@ -97,16 +96,21 @@ func (n *news) put(node *memberlist.Node, alive bool) {
 		return // none of ours
 	}
 	t := tiding{id: id, alive: alive}
+	var at netip.AddrPort
 	if alive {
 		if t.m, err = decodeMember(node.Meta); err != nil {
 			return
 		}
 		if a, ok := netip.AddrFromSlice(node.Addr); ok {
-			t.m.Address = netip.AddrPortFrom(a.Unmap(), node.Port).String()
+			at = netip.AddrPortFrom(a.Unmap(), node.Port)
+			t.m.Address = at.String()
 		}
 	}
 	n.mu.Lock()
 	n.queue = append(n.queue, t)
+	if delete(n.members, id); alive {
+		n.members[id] = at
+	}
 	n.mu.Unlock()
 	select {
 	case n.signal <- struct{}{}:
