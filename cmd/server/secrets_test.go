@@ -23,6 +23,8 @@ import (
 var notSealed = map[string]string{
 	"api_keys.hash":                 "SHA-256",
 	"operator_tokens.hash":          "SHA-256",
+	"web_sessions.hash":             "SHA-256",
+	"sign_in_links.hash":            "SHA-256",
 	"channels.secret_hash":          "SHA-256",
 	"channels.previous_secret_hash": "SHA-256",
 	"idempotency_keys.body_hash":    "SHA-256",
