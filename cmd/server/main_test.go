@@ -259,6 +259,7 @@ type api struct {
 func newAPI(t testing.TB, base string, headers ...string) *api {
 	a := &api{base: new(atomic.Pointer[string]), header: http.Header{}, client: &http.Client{
 		Timeout: patience, Transport: &http.Transport{MaxIdleConnsPerHost: 64},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 	a.base.Store(&base)
 	for i := 0; i < len(headers); i += 2 {

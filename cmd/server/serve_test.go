@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +17,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
 	"go.uber.org/goleak"
 
 	"converger/internal/devpg"
@@ -216,7 +219,7 @@ func TestParallelPosts(t *testing.T) {
 func TestSmallPool(t *testing.T) {
 	t.Parallel()
 	url := pgtest.New(t)
-	p := serve(t, url, map[string]string{"RATE_LIMIT_ENABLED": "false", "POOL_SIZE": "4"})
+	p := serve(t, url, map[string]string{"RATE_LIMIT_ENABLED": "false", "POOL_SIZE": "4", "BCRYPT_COST": "10"})
 	ops := management(t, p, url)
 	c := newCustomer(t, ops, "Tenant")
 	own := newEndpoint(t)
@@ -245,21 +248,35 @@ func TestSmallPool(t *testing.T) {
 		failed = data[[]wire](t, ops.call(t, 200, "GET", "/api/v1/management/inbound_events?state=failed", ""))
 		return len(failed) == 1
 	})
-	dead := data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/tenants/"+c.id+"/channels",
-		`{"name":"dead","type":"webhook","mode":"outbound","config":{"url":"http://127.0.0.1:1/"},"retry_policy":{"max_attempts":1}}`))
-	c.api.call(t, 201, "POST", "/api/v1/conversations/"+c.newConversation(t, dead.ID)+"/activities", `{"text":"in vain"}`)
-	var undelivered []wire
-	eventually(t, patience, "a failed delivery", func() bool {
-		undelivered = data[[]wire](t, c.api.call(t, 200, "GET", "/api/v1/deliveries?status=failed", ""))
-		return len(undelivered) == 1
-	})
-	victims := make([]struct{ channel, key, rule string }, 16)
+	// Failed deliveries for the tenant and for operators to try again, each of a channel of its own.
+	newDead := func(name string) (channel, delivery string) {
+		channel = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/tenants/"+c.id+"/channels",
+			fmt.Sprintf(`{"name":%q,"type":"webhook","mode":"outbound","config":{"url":"http://127.0.0.1:1/"},"retry_policy":{"max_attempts":1}}`, name))).ID
+		c.api.call(t, 201, "POST", "/api/v1/conversations/"+c.newConversation(t, channel)+"/activities", `{"text":"in vain"}`)
+		eventually(t, patience, "a failed delivery", func() bool {
+			failed := data[[]wire](t, c.api.call(t, 200, "GET", "/api/v1/deliveries?status=failed&channel_id="+channel, ""))
+			if len(failed) == 1 {
+				delivery = failed[0].ID
+			}
+			return delivery != ""
+		})
+		return channel, delivery
+	}
+	dead, undelivered := newDead("dead")
+	opsDead, opsUndelivered := newDead("dead too")
+	victims := make([]struct{ channel, key, rule, token, addressRange, admin, user string }, 16)
 	ruleTo := fmt.Sprintf(`"source_channel_id":%q,"target_channel_ids":[%q]`, meta.ID, hook.ID)
 	for i := range victims {
 		victims[i].channel = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/tenants/"+c.id+"/channels", fmt.Sprintf(`{"name":"victim %d","type":"echo","mode":"outbound"}`, i))).ID
 		victims[i].key = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/tenants/"+c.id+"/keys", fmt.Sprintf(`{"name":"victim %d"}`, i))).ID
 		victims[i].rule = data[wire](t, c.api.call(t, 201, "POST", "/api/v1/routing_rules", fmt.Sprintf(`{"routing_rule":{"name":"victim %d",%s}}`, i, ruleTo))).ID
+		victims[i].token = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/operator_tokens", fmt.Sprintf(`{"name":"victim %d"}`, i))).ID
+		victims[i].addressRange = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/address_ranges", fmt.Sprintf(`{"cidr":"198.51.100.%d","kind":"deny"}`, i))).ID
+		victims[i].admin = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/admin_users", fmt.Sprintf(`{"email":"victim%d@example.com","role":"viewer"}`, i))).ID
+		victims[i].user = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/tenants/"+c.id+"/users", fmt.Sprintf(`{"email":"victim%d@example.com","role":"viewer"}`, i))).ID
 	}
+	admins := newStaff(t, ops, "Tenant", "/admin", "admin_users", "super_admin")
+	staff := newStaff(t, ops, "Tenant", "/portal", "tenants/"+c.id+"/users", "owner")
 
 	stopWatch := watchIdleTransactions(t, url, time.Second)
 	const conversations, client, channels, mgmt = "/api/v1/conversations", "/api/v1/converger", "/api/v1/channels/", "/api/v1/management"
@@ -276,10 +293,10 @@ func TestSmallPool(t *testing.T) {
 		"POST /api/v1/conversations/{conversation_id}/close":                steady(c.api, conversations+"/"+chat+"/close", ""),
 		"POST /api/v1/conversations/{conversation_id}/reopen":               steady(c.api, conversations+"/"+chat+"/reopen", ""),
 		"POST /api/v1/conversations/{conversation_id}/activities":           numbered(c.api, conversations+"/"+chat+"/activities", `{"text":"%d"}`),
-		"POST /api/v1/deliveries/{delivery_id}/retry":                       steady(c.api, "/api/v1/deliveries/"+undelivered[0].ID+"/retry", ""),
-		"POST /api/v1/channels/{channel_id}/deliveries/retry":               steady(c.api, channels+dead.ID+"/deliveries/retry", ""),
-		"POST /api/v1/channels/{channel_id}/pause":                          steady(c.api, channels+dead.ID+"/pause", ""),
-		"POST /api/v1/channels/{channel_id}/resume":                         steady(c.api, channels+dead.ID+"/resume", ""),
+		"POST /api/v1/deliveries/{delivery_id}/retry":                       steady(c.api, "/api/v1/deliveries/"+undelivered+"/retry", ""),
+		"POST /api/v1/channels/{channel_id}/deliveries/retry":               steady(c.api, channels+dead+"/deliveries/retry", ""),
+		"POST /api/v1/channels/{channel_id}/pause":                          steady(c.api, channels+dead+"/pause", ""),
+		"POST /api/v1/channels/{channel_id}/resume":                         steady(c.api, channels+dead+"/resume", ""),
 		"POST /api/v1/converger/tokens/generate":                            steady(secret, client+"/tokens/generate", ""),
 		"POST /api/v1/converger/tokens/refresh":                             steady(ada, client+"/tokens/refresh", ""),
 		"POST /api/v1/tokens":                                               steady(c.api.with("X-Channel-Token", hook.Secret), "/api/v1/tokens", fmt.Sprintf(`{"conversation_id":%q,"user_id":"ada"}`, chat)),
@@ -317,6 +334,44 @@ func TestSmallPool(t *testing.T) {
 			return ops, mgmt + "/channels/" + victims[i].channel, ""
 		},
 	}
+	const adminLimit = "limit=9&scale_ms=1&unit=s&algorithm=fixed_window"
+	adminTenant := "/admin/tenants/" + c.id
+	for route, call := range map[string]func(i int) (by *api, path, body string){
+		"POST /admin/tenants": func(i int) (*api, string, string) {
+			return admins.sessions[sessionOpen][0], "/admin/tenants", fmt.Sprintf("id=%s&name=form+%d", uuid.NewString(), i)
+		},
+		"POST /admin/tenants/{tenant_id}/suspend":                                            steady(admins.sessions[sessionOpen][0], adminTenant+"/suspend", "x=1"),
+		"POST /admin/tenants/{tenant_id}/activate":                                           steady(admins.sessions[sessionOpen][0], adminTenant+"/activate", "x=1"),
+		"POST /admin/tenants/{tenant_id}/limits/{bucket}":                                    steady(admins.sessions[sessionOpen][0], adminTenant+"/limits/upload", adminLimit),
+		"POST /admin/tenants/{tenant_id}/limits/{bucket}/remove":                             steady(admins.sessions[sessionOpen][0], adminTenant+"/limits/upload/remove", "x=1"),
+		"PATCH /api/v1/management/tenants/{tenant_id}":                                       numbered(ops, tenant, `{"max_in_flight":10%d}`),
+		"POST /api/v1/management/tenants/{tenant_id}/conversations/{conversation_id}/close":  steady(ops, tenant+"/conversations/"+chat+"/close", ""),
+		"POST /api/v1/management/tenants/{tenant_id}/conversations/{conversation_id}/reopen": steady(ops, tenant+"/conversations/"+chat+"/reopen", ""),
+		"POST /api/v1/management/tenants/{tenant_id}/deliveries/{delivery_id}/retry":         steady(ops, tenant+"/deliveries/"+opsUndelivered+"/retry", ""),
+		"POST /api/v1/management/channels/{channel_id}/deliveries/retry":                     steady(ops, mgmt+"/channels/"+opsDead+"/deliveries/retry", ""),
+		"POST /api/v1/management/channels/{channel_id}/pause":                                steady(ops, mgmt+"/channels/"+opsDead+"/pause", ""),
+		"POST /api/v1/management/channels/{channel_id}/resume":                               steady(ops, mgmt+"/channels/"+opsDead+"/resume", ""),
+		"POST /api/v1/management/operator_tokens":                                            numbered(ops, mgmt+"/operator_tokens", `{"name":"token %d"}`),
+		"POST /api/v1/management/address_ranges":                                             numbered(ops, mgmt+"/address_ranges", `{"cidr":"203.0.113.%d","kind":"deny"}`),
+		"PATCH /api/v1/management/address_ranges/{range_id}":                                 numbered(ops, mgmt+"/address_ranges/"+victims[0].addressRange, `{"note":"%d"}`),
+		"DELETE /api/v1/management/address_ranges/{range_id}": func(i int) (*api, string, string) {
+			return ops, mgmt + "/address_ranges/" + victims[i].addressRange, ""
+		},
+		"POST /api/v1/management/operator_tokens/{token_id}/revoke": func(i int) (*api, string, string) {
+			return ops, mgmt + "/operator_tokens/" + victims[i].token + "/revoke", ""
+		},
+		"DELETE /api/v1/management/admin_users/{user_id}": func(i int) (*api, string, string) {
+			return ops, mgmt + "/admin_users/" + victims[i].admin, ""
+		},
+		"DELETE /api/v1/management/tenants/{tenant_id}/users/{user_id}": func(i int) (*api, string, string) {
+			return ops, tenant + "/users/" + victims[i].user, ""
+		},
+	} {
+		calls[route] = call
+	}
+	maps.Copy(calls, admins.calls(ops, "/admin", mgmt+"/admin_users", "/api/v1/management/admin_users"))
+	maps.Copy(calls, staff.calls(ops, "/portal", tenant+"/users", "/api/v1/management/tenants/{tenant_id}/users"))
+
 	for _, route := range writingRoutes(t) {
 		call, ok := calls[route]
 		if !ok {
@@ -332,7 +387,7 @@ func TestSmallPool(t *testing.T) {
 			if a.status >= 500 || a.status == 404 || a.status == 401 {
 				t.Errorf("%s: %s", route, a)
 			}
-			if a.status < 300 {
+			if a.status < 400 {
 				accepted++
 			}
 		}
@@ -341,6 +396,90 @@ func TestSmallPool(t *testing.T) {
 		}
 	}
 	stopWatch()
+}
+
+// staff are people who sign in to one area of the pages.
+type staff struct {
+	fields      string // of the form to sign in, but the address
+	ids, emails []string
+	links       []string // paths of their sign-in links
+	sessions    [5][]*api
+	ended       [5][]string // the sessions' ids
+}
+
+// What the sessions of staff are for: some calls end them, and some those of the whole person.
+const (
+	sessionOpen     = iota // of people 0 to 15
+	sessionLogout          // of the same
+	sessionOne             // of the same
+	sessionPassword        // of people 16 to 31
+	sessionAll             // of people 32 to 47
+)
+
+const (
+	staffPassword = "correct horse battery staple"
+	formType      = "application/x-www-form-urlencoded"
+)
+
+func newStaff(t *testing.T, ops *api, tenant, area, users, role string) staff {
+	t.Helper()
+	s := staff{fields: "tenant=" + url.QueryEscape(tenant) + "&password=" + url.QueryEscape(staffPassword) + "&email="}
+	users = "/api/v1/management/" + users
+	for i := range 48 {
+		email := fmt.Sprintf("person%d@example.com", i)
+		id := data[wire](t, ops.call(t, 201, "POST", users, object(map[string]any{"email": email, "role": role, "password": staffPassword}))).ID
+		link := data[struct{ URL string }](t, ops.call(t, 201, "POST", users+"/"+id+"/sign_in_link", "")).URL
+		s.ids, s.emails, s.links = append(s.ids, id), append(s.emails, email), append(s.links, link[strings.Index(link, area):])
+	}
+	for n, first := range [...]int{sessionOpen: 0, sessionLogout: 0, sessionOne: 0, sessionPassword: 16, sessionAll: 32} {
+		for i, a := range parallel(t, 2, 16, func(ctx context.Context, i int) (answer, error) { // of attempts without an outcome 5 may be open
+			return ops.with("Content-Type", formType).try(ctx, "POST", area+"/login", s.fields+s.emails[first+i])
+		}) {
+			if a.status != 303 {
+				t.Fatalf("sign in: %s", a)
+			}
+			for _, set := range a.header["Set-Cookie"] {
+				if value, _, _ := strings.Cut(set, ";"); strings.Contains(value, "cvg_ses_") {
+					s.sessions[n] = append(s.sessions[n], ops.with("Content-Type", formType, "Cookie", value))
+				}
+			}
+			s.ended[n] = append(s.ended[n], data[[]wire](t, ops.call(t, 200, "GET", users+"/"+s.ids[first+i]+"/sessions", ""))[0].ID)
+		}
+	}
+	return s
+}
+
+// calls are those of the area's own routes, and of the management of its users at users, by the patterns of routes.
+func (s staff) calls(ops *api, area, users, pattern string) map[string]func(i int) (by *api, path, body string) {
+	own := func(session int, path, body string) func(int) (*api, string, string) {
+		return func(i int) (*api, string, string) { return s.sessions[session][i], area + path, body }
+	}
+	managed := func(first int, path, body string) func(int) (*api, string, string) {
+		return func(i int) (*api, string, string) { return ops, users + "/" + s.ids[first+i] + path, body }
+	}
+	secret := url.QueryEscape(staffPassword)
+	return map[string]func(i int) (by *api, path, body string){
+		"POST " + area + "/login": func(i int) (*api, string, string) {
+			return ops.with("Content-Type", formType), area + "/login", s.fields + s.emails[i]
+		},
+		"POST " + area + "/link/{token}": func(i int) (*api, string, string) { return ops.with(), s.links[i], "" },
+		"POST " + area + "/logout":       own(sessionLogout, "/logout", ""),
+		"POST " + area + "/sessions/end": own(sessionAll, "/sessions/end", ""),
+		"POST " + area + "/password":     own(sessionPassword, "/password", "current_password="+secret+"&password=new+"+secret+"&repeat=new+"+secret),
+		"POST " + area + "/sessions/{session_id}/end": func(i int) (*api, string, string) {
+			return s.sessions[sessionOne][i], area + "/sessions/" + s.ended[sessionOne][i] + "/end", ""
+		},
+		"POST " + pattern: func(i int) (*api, string, string) {
+			return ops, users, fmt.Sprintf(`{"email":"new%d@example.com","role":"viewer"}`, i)
+		},
+		"PATCH " + pattern + "/{user_id}":             managed(0, "", `{"name":"Ada"}`),
+		"POST " + pattern + "/{user_id}/password":     managed(16, "/password", object(map[string]any{"password": staffPassword})),
+		"POST " + pattern + "/{user_id}/sign_in_link": managed(0, "/sign_in_link", ""),
+		"DELETE " + pattern + "/{user_id}/sessions":   managed(32, "/sessions", ""),
+		"DELETE " + pattern + "/{user_id}/sessions/{session_id}": func(i int) (*api, string, string) {
+			return ops, users + "/" + s.ids[i] + "/sessions/" + s.ended[sessionOpen][i], ""
+		},
+	}
 }
 
 // writingRoutes are the rows of the route table that change something, as "METHOD pattern", in its order. Suspending comes
