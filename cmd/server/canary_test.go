@@ -602,7 +602,7 @@ func (w *canaryWorld) commands() {
 	for _, args := range [][]string{{"config", "check"}, {"config", "doc"}, {"migrate", "status"}, {"operator", "list"}, {"secrets", "status", "--verify"}, {"secrets", "rotate"},
 		{"inbound", "list", "--base-url", w.program.base}, {"version"}, {"--help"}} {
 		environ := maps.Clone(w.environ)
-		environ["MANAGEMENT_TOKEN"] = strings.TrimPrefix(w.ops.header.Get("Authorization"), "Bearer ")
+		environ["CONVERGER_TOKEN"] = strings.TrimPrefix(w.ops.header.Get("Authorization"), "Bearer ")
 		keep(environ, args...)
 	}
 	// Wrong values of everything secret, and secrets in the place of everything else: each is refused without being shown.

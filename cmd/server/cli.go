@@ -12,6 +12,12 @@ import (
 // errUsage is returned for a command line that could not be read; what was wrong is printed already.
 var errUsage = errors.New("usage")
 
+// misused says what is wrong with a command line whose parts could be read.
+type misused string
+
+func (m misused) Error() string { return string(m) }
+func (misused) ExitCode() int   { return exitUsage }
+
 // env is what a command may touch of the world.
 type env struct {
 	ctx            context.Context
@@ -29,15 +35,17 @@ type cli struct {
 	Secrets  secretsCmd  `cmd:"" help:"See which keys seal the stored secrets, and change the key, straight in the database."`
 	Admin    adminCmd    `cmd:"" help:"Make administrators and let them in again, straight in the database."`
 
-	Tenant     tenantCmd     `cmd:"" group:"manage" help:"Make, show, change and suspend tenants."`
-	Keys       keysCmd       `cmd:"" group:"manage" help:"Make, rotate and revoke the API keys of tenants."`
-	Limits     limitsCmd     `cmd:"" group:"manage" help:"Show and change the limits of tenants."`
-	Users      usersCmd      `cmd:"" group:"manage" help:"Make and change the people who sign in to the pages."`
-	Deliveries deliveriesCmd `cmd:"" group:"manage" help:"Look at deliveries, and send failed ones again."`
-	Inbound    inboundCmd    `cmd:"" group:"manage" help:"Look at received webhooks, and process one again."`
-	Ranges     rangesCmd     `cmd:"" group:"manage" help:"Deny ranges of addresses, or exempt them from limits on addresses."`
-	Tokens     tokensCmd     `cmd:"" group:"manage" help:"Make and revoke operator tokens."`
-	Audit      auditCmd      `cmd:"" group:"manage" help:"Show who changed what, newest first."`
+	Tenant        tenantCmd        `cmd:"" group:"manage" help:"Make, show, change and suspend tenants."`
+	Channels      channelsCmd      `cmd:"" group:"manage" help:"Make, change, pause and delete the channels of tenants."`
+	Keys          keysCmd          `cmd:"" group:"manage" help:"Make, rotate and revoke the API keys of tenants."`
+	Limits        limitsCmd        `cmd:"" group:"manage" help:"Show and change the limits of tenants."`
+	Users         usersCmd         `cmd:"" group:"manage" help:"Make and change the people who sign in to the pages."`
+	Deliveries    deliveriesCmd    `cmd:"" group:"manage" help:"Look at deliveries, and send failed ones again."`
+	Conversations conversationsCmd `cmd:"" group:"manage" help:"Look at conversations and what was said in them; close and reopen them."`
+	Inbound       inboundCmd       `cmd:"" group:"manage" help:"Look at received webhooks, and process one again."`
+	Ranges        rangesCmd        `cmd:"" group:"manage" help:"Deny ranges of addresses, or exempt them from limits on addresses."`
+	Tokens        tokensCmd        `cmd:"" group:"manage" help:"Make and revoke operator tokens."`
+	Audit         auditCmd         `cmd:"" group:"manage" help:"Show who changed what, newest first."`
 
 	Simulate simulateCmd `cmd:"" help:"Play a provider or a receiver, to try a hub without one."`
 	Loadtest loadtestCmd `cmd:"" help:"Measure a hub under load."`
@@ -70,7 +78,13 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		return nil
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "server: %v\nTry: server --help\n", err)
+		command := "server"
+		if parse, ok := errors.AsType[*kong.ParseError](err); ok {
+			if node := parse.Context.Selected(); node != nil {
+				command = node.FullPath()
+			}
+		}
+		fmt.Fprintf(stderr, "server: %v\nTry: %s --help\n", err, command)
 		return errUsage
 	}
 	return kctx.Run(&env{ctx: ctx, getenv: getenv, stdout: stdout, stderr: stderr})

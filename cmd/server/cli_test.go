@@ -27,7 +27,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("%v --help does not say %q:\n%s", path, n.Help, help)
 		}
 		for _, f := range n.Flags {
-			if !f.Hidden && !strings.Contains(help, "--"+f.Name) {
+			if !f.Hidden && !strings.Contains(help, "--"+f.Name) && !strings.Contains(help, "--[no-]"+f.Name) {
 				t.Errorf("%v --help does not mention --%s:\n%s", path, f.Name, help)
 			}
 			if f.Help == "" {
@@ -60,14 +60,14 @@ func TestUsageErrors(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
 		{"frobnicate"}, {"dev", "--no-such-flag"}, {"migrate"}, {"serve", "extra"}, {"operator", "create"}, {"operator", "revoke", "not-a-uuid"},
-		{"tenant", "create"}, {"keys", "revoke", "acme", "not-a-uuid"}, {"ranges", "add", "allow", "10.0.0.0/8"}, {"audit", "--limit", "many"},
+		{"tenant", "create"}, {"channels", "pause", "app"}, {"channels", "create", "acme", "webhook", "app", "--config", "{}", "--config-file", "x"}, {"keys", "revoke", "acme", "not-a-uuid"}, {"ranges", "add", "allow", "10.0.0.0/8"}, {"audit", "--limit", "many"},
 		{"inbound", "list", "--state", "lost"}, {"inbound", "replay"}, {"simulate", "whatsapp", "--messages", "many"}, {"simulate", "webhook", "--scheme", "rot13"},
 	} {
 		p := start(t, nil, args...)
 		if err := p.result(t); !errors.Is(err, errUsage) {
 			t.Errorf("server %v: %v, want a usage error", args, err)
 		}
-		if !strings.Contains(p.log.String(), "server: ") || p.out.String() != "" {
+		if !strings.Contains(p.log.String(), "server: ") || !strings.Contains(p.log.String(), "Try: server ") || p.out.String() != "" {
 			t.Errorf("server %v says %q, and %q on standard output", args, p.log, p.out)
 		}
 	}
@@ -76,7 +76,14 @@ func TestUsageErrors(t *testing.T) {
 // The exit code tells scripts what happened: 0 done, 1 failed, 2 not understood.
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
-	for want, args := range [][]string{{"version"}, {"migrate", "status"}, {"frobnicate"}} {
+	for _, test := range []struct {
+		want int
+		args []string
+	}{
+		{0, []string{"version"}}, {1, []string{"migrate", "status"}}, {2, []string{"frobnicate"}},
+		{2, []string{"limits", "set", "acme", "upload", "200"}}, {2, []string{"deliveries", "replay", "acme"}}, {2, []string{"users", "list"}},
+	} {
+		args, want := test.args, test.want
 		p := spawn(t, nil, args...)
 		err := p.result(t)
 		got := 0
@@ -87,6 +94,21 @@ func TestExitCodes(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("server %v exits with %d, want %d\n%s%s", args, got, want, p.out, p.log)
+		}
+	}
+}
+
+// Who gets an argument wrong is pointed to the help of that very command.
+func TestUsageErrorsPointToTheCommand(t *testing.T) {
+	t.Parallel()
+	for want, args := range map[string][]string{
+		"Try: server --help":                 {"frobnicate"},
+		"Try: server tenant --help":          {"tenant", "frobnicate"},
+		"Try: server deliveries list --help": {"deliveries", "list"},
+	} {
+		p := start(t, nil, args...)
+		if err := p.result(t); !errors.Is(err, errUsage) || !strings.HasSuffix(p.log.String(), "\n"+want+"\n") {
+			t.Errorf("server %v: %v, %q, want %q", args, err, p.log, want)
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"net/http"
 	"net/url"
 
@@ -91,7 +90,7 @@ server deliveries replay acme --channel 01a22bed-4fce-7919-9f38-f5f2e99b7618 --f
 
 func (c deliveriesReplayCmd) Run(e *env) error {
 	if (len(c.IDs) == 0) == (c.Channel == "") {
-		return errors.New("which deliveries? Pass their ids, or --channel ID for all failed ones of a channel")
+		return misused("which deliveries? Pass their ids, or --channel ID for all failed ones of a channel")
 	}
 	h, err := c.connect(e)
 	if err != nil {

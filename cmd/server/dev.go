@@ -419,7 +419,7 @@ func seedUser(ctx context.Context, h *hub, by tenants.Actor, realm auth.Realm, r
 	}
 	password := newPassword()
 	if missing {
-		u, err = h.users.Create(ctx, by, realm, auth.NewUser{Email: email, Name: "Demo " + string(role), Role: role, Password: password})
+		u, err = h.users.Create(ctx, by, realm, auth.NewUser{Email: email, Name: "Demo " + strings.ReplaceAll(string(role), "_", " "), Role: role, Password: password})
 	} else {
 		err = h.users.SetPassword(ctx, by, realm, u.ID, password, false)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -14,8 +15,43 @@ type limitsCmd struct {
 	Unset limitsUnsetCmd `cmd:"" help:"Give a tenant the default limit of a bucket again."`
 }
 
-var limitColumns = []column{{"BUCKET", "bucket"}, {"LIMIT", "effective.limit"}, {"PER MS", "effective.scale_ms"}, {"ALGORITHM", "effective.algorithm"},
-	{"BURST", "effective.burst"}, {"MODE", "mode"}, {"DEFAULT", "default.limit"}, {"OWN", "override.limit"}, {"MAY BE OWN", "overridable"}}
+var limitColumns = []column{{"BUCKET", "bucket"}, {"IN FORCE", "effective.rate"}, {"OWN", "override.rate"}, {"DEFAULT", "default.rate"},
+	{"ALGORITHM", "effective.algorithm"}, {"BURST", "effective.burst"}, {"MODE", "mode"}, {"SET FOR", "for"}}
+
+// limitRow is a limit as a table shows it: rates as limits set takes them, and whether a tenant can have its own.
+func limitRow(l members) members {
+	l = maps.Clone(l)
+	for _, of := range []string{"effective", "override", "default"} {
+		rule, ok := l[of].(members)
+		if !ok {
+			continue
+		}
+		scale, err := strconv.ParseInt(cell(rule, "scale_ms"), 10, 64)
+		if err != nil {
+			continue
+		}
+		rule = maps.Clone(rule)
+		rule["rate"] = cell(rule, "limit") + "/" + shortDuration(time.Duration(scale)*time.Millisecond)
+		l[of] = rule
+	}
+	l["for"] = "all tenants"
+	if l["overridable"] == true {
+		l["for"] = "each tenant"
+	}
+	return l
+}
+
+// shortDuration leaves out what is zero: 1m, not 1m0s.
+func shortDuration(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
 
 type limitsGetCmd struct {
 	managementFlags
@@ -39,6 +75,11 @@ func (c limitsGetCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
+	if !h.json {
+		for i, l := range found {
+			found[i] = limitRow(l)
+		}
+	}
 	return h.showList(found, false, "There are no buckets.", limitColumns...)
 }
 
@@ -47,7 +88,7 @@ type limitsSetCmd struct {
 	tenantArg
 	Bucket    string `arg:"" help:"The bucket, see limits get."`
 	Rate      string `arg:"" help:"How many in which time, such as 200/1s or 5000/1m; 0/1s refuses everything."`
-	Algorithm string `help:"How it is counted: ${enum}; by default as the bucket's default is." enum:"fixed_window,sliding_window,token_bucket," default:"" placeholder:"NAME"`
+	Algorithm string `help:"How it is counted: fixed_window, sliding_window or token_bucket; by default as the bucket's default is." enum:"fixed_window,sliding_window,token_bucket," default:"" placeholder:"NAME"`
 	Burst     *int   `help:"Of token_bucket: how many at once." placeholder:"N"`
 }
 
@@ -65,7 +106,7 @@ func (c limitsSetCmd) Run(e *env) error {
 	limit, err := strconv.ParseInt(count, 10, 64)
 	scale, windowErr := time.ParseDuration(window)
 	if err != nil || windowErr != nil {
-		return fmt.Errorf("the rate %q must be a number and a time, such as 200/1s or 5000/1m", c.Rate)
+		return misused(fmt.Sprintf("the rate %q must be a number and a time, such as 200/1s or 5000/1m", c.Rate))
 	}
 	rule := members{"limit": limit, "scale_ms": scale.Milliseconds()}
 	if c.Algorithm != "" {
@@ -100,6 +141,9 @@ func (f managementFlags) changeLimit(e *env, tenant, bucket, method string, in a
 	l, err := h.do(method, path, in)
 	if err != nil {
 		return err
+	}
+	if !h.json {
+		l = limitRow(l)
 	}
 	return h.show(l, limitColumns...)
 }

@@ -26,11 +26,9 @@ type loadtestCmd struct {
 
 // loadtestMessagesCmd runs against a hub that runs already, or starts one with a private database.
 type loadtestMessagesCmd struct {
-	demoFlags
-	URL          string `name:"url" help:"The hub; default is the demo's." placeholder:"http://127.0.0.1:4000" xor:"hub"`
-	Token        string `help:"Operator token; default is the environment's MANAGEMENT_TOKEN, then the demo's."`
+	managementFlags
 	MetricsToken string `help:"The hub's METRICS_TOKEN, for its processor time and memory; default is the environment's."`
-	Start        bool   `help:"Start a hub with a private database and all limits out of the way, for this run only." xor:"hub"`
+	Start        bool   `help:"Start a hub with a private database and all limits out of the way, for this run only."`
 	Program      string `help:"The program to start; default is this one." placeholder:"bin/server" type:"path"`
 
 	Tenants       int           `help:"Tenants." default:"10"`
@@ -52,7 +50,6 @@ type loadtestMessagesCmd struct {
 	Row   time.Duration `help:"Time of a row of the report; default is a minute, or a sixth of a shorter run." placeholder:"1m"`
 	Every time.Duration `help:"Time between lines of progress." default:"2s"`
 	Soak  bool          `help:"Judge whether the last third of the run was like the second, in rate, latency, memory and bloat; fails when not."`
-	JSON  bool          `name:"json" help:"Print the report as JSON."`
 	Keep  bool          `help:"Leave the tenants as they are, instead of suspending them."`
 	Yes   bool          `help:"Load a hub on another machine than this one."`
 }
@@ -65,6 +62,9 @@ func (c loadtestMessagesCmd) Run(e *env) (err error) {
 	}
 	if c.Receiver == "" && !c.NoDeliveries {
 		o.ReceiverAddress = c.Receive
+	}
+	if c.Start && c.Server != "" {
+		return misused("which hub? Pass --server or --start, not both")
 	}
 	if c.Start {
 		stop, err := c.start(e, &o)
@@ -88,19 +88,12 @@ func (c loadtestMessagesCmd) Run(e *env) (err error) {
 
 // find fills in a hub that runs already.
 func (c loadtestMessagesCmd) find(e *env, o *messages.Options) error {
-	d, err := c.read()
+	h, err := c.connect(e)
 	if err != nil {
-		return err
-	}
-	base, token := cmp.Or(c.URL, d.BaseURL), cmp.Or(c.Token, e.getenv("MANAGEMENT_TOKEN"))
-	if token == "" && base == d.BaseURL {
-		token = d.ManagementToken
-	}
-	if base == "" || token == "" {
-		return errors.New("which hub, and by whose token? Pass --url and --token (server operator create makes one), start `server dev`, or let --start start one")
+		return fmt.Errorf("%w; or let --start start a hub", err)
 	}
 	o.MetricsToken = cmp.Or(c.MetricsToken, e.getenv("METRICS_TOKEN"))
-	o.Hub = &loadhub.Client{Base: base, Token: token, HTTP: &http.Client{Timeout: 30 * time.Second}}
+	o.Hub = &loadhub.Client{Base: h.base, Token: h.token, HTTP: &http.Client{Timeout: 30 * time.Second}}
 	return nil
 }
 

@@ -54,7 +54,7 @@ func TestLoadtestAgainstARunningHub(t *testing.T) {
 	p := serve(t, url, map[string]string{"METRICS_TOKEN": "a token for metrics"})
 	ops := management(t, p, url)
 	token := strings.TrimPrefix(ops.header.Get("Authorization"), "Bearer ")
-	r := loadtest(t, map[string]string{"MANAGEMENT_TOKEN": token, "METRICS_TOKEN": "a token for metrics"}, "--url", p.base, "--rate", "150")
+	r := loadtest(t, map[string]string{"CONVERGER_TOKEN": token, "METRICS_TOKEN": "a token for metrics"}, "--server", p.base, "--rate", "150")
 	checkReport(t, r)
 	if r.Accepted+r.Behind < 250 || len(r.Tables) != 0 || r.Processors != "" {
 		t.Errorf("%d accepted, %d behind of 300 that were due; %v %q", r.Accepted, r.Behind, r.Tables, r.Processors)
@@ -127,11 +127,12 @@ func TestLoadtestSaysWhatItNeeds(t *testing.T) {
 		want string
 	}{
 		{nil, "--start"},
-		{[]string{"--url", "http://192.0.2.1", "--token", "t"}, "loopback"},
-		{[]string{"--url", "http://127.0.0.1:1", "--token", "t", "--callers", "100000", "--tenants", "0"}, "0 tenants"},
-		{[]string{"--url", "http://127.0.0.1:1", "--token", "t"}, "refused"},
+		{[]string{"--start", "--server", "http://127.0.0.1:1"}, "not both"},
+		{[]string{"--server", "http://192.0.2.1"}, "loopback"},
+		{[]string{"--server", "http://127.0.0.1:1", "--callers", "100000", "--tenants", "0"}, "0 tenants"},
+		{[]string{"--server", "http://127.0.0.1:1"}, "refused"},
 	} {
-		p := start(t, nil, append([]string{"loadtest", "messages", "--dir", t.TempDir()}, test.args...)...)
+		p := start(t, map[string]string{"CONVERGER_TOKEN": "t"}, append([]string{"loadtest", "messages", "--dir", t.TempDir()}, test.args...)...)
 		if err := p.result(t); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%v: %v, want it to say %q", test.args, err, test.want)
 		}

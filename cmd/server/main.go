@@ -1,4 +1,3 @@
-// Command server is Converger: the hub, its tools for operators, and the simulators for trying it out.
 package main
 
 import (
@@ -20,7 +19,7 @@ func main() {
 	switch {
 	case err == nil, errors.Is(err, context.Canceled):
 	case errors.Is(err, errUsage):
-		os.Exit(2)
+		os.Exit(exitUsage)
 	default:
 		fmt.Fprintln(os.Stderr, "server:", err)
 		os.Exit(exitCode(err))

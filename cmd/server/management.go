@@ -96,7 +96,7 @@ func (p *problem) Error() string {
 	if p.Code == "confirmation_required" {
 		next = "If you mean it, and there is another way in, pass --force."
 	}
-	if next != "" {
+	if next != "" && (len(p.Errors) > 0 || p.Code != "validation_failed") { // its remedy speaks of the list of errors
 		b.WriteString("\n" + next)
 	}
 	if p.RequestID != "" {
@@ -105,8 +105,9 @@ func (p *problem) Error() string {
 	return printable([]byte(b.String()))
 }
 
-// Exit codes beside 1, for anything else, and 2, for a command line that was not understood.
+// Exit codes beside 1, for anything else.
 const (
+	exitUsage       = 2 // the command line was not understood
 	exitRefused     = 3 // the hub refused; the same again will not succeed
 	exitUnavailable = 4 // the hub can't be reached, or is busy; the same again may succeed later
 )
@@ -134,6 +135,7 @@ func (u *unreachable) ExitCode() int { return exitUnavailable }
 // pageMeta is the `meta` of a list.
 type pageMeta struct {
 	NextCursor string `json:"next_cursor"`
+	Watermark  string `json:"watermark"` // in place of the cursor, of activities
 	HasMore    bool   `json:"has_more"`
 }
 
@@ -242,7 +244,11 @@ func (h *hubClient) list(path string, query url.Values, limit int) (items []memb
 		if more = answer.Meta.HasMore; !more || limit > 0 && len(items) >= limit {
 			return items, more, nil
 		}
-		query.Set("cursor", answer.Meta.NextCursor)
+		if mark := answer.Meta.Watermark; mark != "" { // activities
+			query.Set("watermark", mark)
+		} else {
+			query.Set("cursor", answer.Meta.NextCursor)
+		}
 	}
 }
 
@@ -256,7 +262,8 @@ func (h *hubClient) tenantID(typed string) (string, error) {
 		return "", err
 	}
 	if len(found) == 0 {
-		return "", fmt.Errorf("no tenant has the name or id %q; `server tenant list` shows them", printable([]byte(typed)))
+		return "", &problem{status: http.StatusNotFound, Title: "Not found",
+			Detail: fmt.Sprintf("no tenant has the name or id %q; `server tenant list` shows them", typed)}
 	}
 	return cell(found[0], "id"), nil
 }
@@ -370,6 +377,9 @@ func cell(o members, member string) string {
 		}
 		return cmp.Or(strings.Join(parts, ","), "–")
 	case members:
+		if len(v) == 0 {
+			return "–"
+		}
 		b, err := json.Marshal(v)
 		if err != nil {
 			return "?"

@@ -76,6 +76,7 @@ func TestRefusalsOfTheHub(t *testing.T) {
 			[]string{"Conflict: The name is taken.\nRead the current state, then decide", "(request req_1)"}},
 		{422, `{"title":"Invalid fields","detail":"The request has an invalid field.","code":"validation_failed","errors":[{"pointer":"#/name","detail":"must not be empty"}]}`,
 			exitRefused, []string{"\n  name must not be empty\n"}},
+		{422, `{"title":"Invalid fields","detail":"Not of this one.","code":"validation_failed","request_id":"req_2"}`, exitRefused, []string{"Not of this one.\n(request req_2)"}},
 		{409, `{"title":"Confirmation required","detail":"Sure?","code":"confirmation_required"}`, exitRefused, []string{"pass --force"}},
 		{429, `{"title":"Too many requests","detail":"come back in 1 s","code":"rate_limited"}`, exitUnavailable, []string{"come back in 1 s"}},
 		{503, `{"title":"Unavailable","detail":"x","code":"unavailable"}`, exitUnavailable, nil},
@@ -140,6 +141,26 @@ func TestTables(t *testing.T) {
 	var items []map[string]any
 	if err := json.Unmarshal([]byte(runOK(t, environ, "tenant", "list", "--limit", "2", "--json", "--dir", t.TempDir())), &items); err != nil || len(items) != 2 {
 		t.Errorf("as JSON: %v, %v", items, err)
+	}
+}
+
+// Activities are paged by watermark, everything else by cursor.
+func TestActivitiesFollowTheWatermark(t *testing.T) {
+	t.Parallel()
+	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		page := `{"data":[{"seq":1,"text":"one"}],"meta":{"has_more":true,"watermark":"w1"}}`
+		if q := r.URL.Query(); q.Has("cursor") {
+			t.Errorf("asked for a cursor: %s", r.URL)
+		} else if q.Get("watermark") == "w1" {
+			page = `{"data":[{"seq":2,"text":"two"}],"meta":{"has_more":false,"watermark":"w2"}}`
+		}
+		_, _ = w.Write([]byte(page))
+	}))
+	t.Cleanup(hub.Close)
+	environ := map[string]string{"CONVERGER_URL": hub.URL, "CONVERGER_TOKEN": "t"}
+	out := runOK(t, environ, "conversations", "activities", uuid.NewString(), uuid.NewString(), "--limit", "0", "--dir", t.TempDir())
+	if strings.Count(out, "one") != 1 || strings.Count(out, "two") != 1 {
+		t.Errorf("activities:\n%s", out)
 	}
 }
 
@@ -209,12 +230,59 @@ func TestManageByShell(t *testing.T) {
 	says("is revoked", "keys", "revoke", "Acme", id)
 	byKey.call(t, 401, "GET", "/api/v1/conversations", "")
 
+	says("No channels yet", "channels", "list", "Acme")
+	config := filepath.Join(dir, "config.json")
+	if err := os.WriteFile(config, []byte(`{"url":"https://example.com/hook"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	secret := strings.TrimSpace(says("whsec_", "channels", "create", "Acme", "webhook", "app", "--config-file", config, "--rate-limit", "80/s", "--no-ordered"))
+	list = says("app", "channels", "list", "Acme")
+	ch := fromJSON(says("", "channels", "create", "Acme", "echo", "mirror", "--json"))["id"].(string)
+	says("mirror", "channels", "show", ch)
+	got := fromJSON(says("", "channels", "update", ch, "--name", "second", "--rate-limit", "60/m", "--max-in-flight", "7", "--no-require-signature", "--status", "active"))
+	if got["name"] != "second" || got["rate_limit"] != "60/m" || got["max_in_flight"] != 7.0 || got["require_signature"] != false {
+		t.Errorf("channel after its change: %v", got)
+	}
+	if got = fromJSON(says("", "channels", "update", ch, "--rate-limit", "none")); got["rate_limit"] != nil || got["name"] != "second" {
+		t.Errorf("channel without its pace: %v", got)
+	}
+	if rotated := strings.TrimSpace(says("whsec_", "channels", "rotate-secret", ch, "--overlap", "1h")); rotated == secret || strings.Contains(list, secret) {
+		t.Error("a secret stays, or is shown twice")
+	}
+	says("is paused", "channels", "pause", ch)
+	if d := fromJSON(says("", "channels", "show", ch))["delivery"].(map[string]any); d["circuit_state"] != "paused" {
+		t.Errorf("deliveries of a paused channel: %v", d)
+	}
+	says("delivers again", "channels", "resume", ch)
+	fails("a JSON object", "channels", "create", "Acme", "webhook", "x", "--config", "[]")
+	fails("type must be", "channels", "create", "Acme", "pigeon", "x")
+
+	says("No conversations match", "conversations", "list", "Acme")
+	writer := newAPI(t, p.base, "X-Api-Key", strings.TrimSpace(says("cvg_live_", "keys", "create", "Acme", "writer")))
+	talk := data[map[string]any](t, writer.call(t, 201, "POST", "/api/v1/conversations", `{"channel_id":"`+ch+`","external_id":"ada","display_name":"Ada Example"}`))["id"].(string)
+	says("Nothing was said", "conversations", "activities", "Acme", talk)
+	for _, line := range []string{"line 1", "line 2", "line 3"} {
+		writer.call(t, 201, "POST", "/api/v1/conversations/"+talk+"/activities", `{"text":"`+line+`"}`)
+	}
+	says("Ada Example", "conversations", "list", "Acme", "--channel", ch, "--external-id", "ada")
+	if said := says("line 2", "conversations", "activities", "Acme", talk, "--limit", "2"); strings.Contains(said, "line 3") {
+		t.Errorf("more than two:\n%s", said)
+	}
+	says("closed", "conversations", "close", "Acme", talk)
+	says(talk, "conversations", "list", "Acme", "--status", "closed")
+	says("active", "conversations", "reopen", "Acme", talk)
+	says("active", "conversations", "show", "Acme", talk)
+	says("Deleted", "channels", "delete", ch)
+	fails("no such channel", "channels", "show", ch)
+
 	says("activity_create", "limits", "get", "Acme")
-	says("7", "limits", "set", "Acme", "activity_create", "7/1m", "--algorithm", "token_bucket", "--burst", "3")
+	says("7/1m", "limits", "set", "Acme", "activity_create", "7/60s", "--algorithm", "token_bucket", "--burst", "3")
+	says("7/1m", "limits", "get", "Acme")
 	if l := fromJSON(says("", "limits", "get", "Acme", "activity_create", "--json")); l["override"].(map[string]any)["scale_ms"] != 60000.0 {
 		t.Errorf("limit %v", l)
 	}
-	says("100", "limits", "unset", "Acme", "activity_create")
+	says("100/1s", "limits", "unset", "Acme", "activity_create")
+	fails("own limit of this bucket", "limits", "set", "Acme", "login_ip", "3/1m")
 	fails("scale_ms", "limits", "set", "Acme", "activity_create", "5/1ms")
 	fails("no bucket", "limits", "get", "Acme", "coffee")
 
@@ -273,7 +341,7 @@ func TestManageByShell(t *testing.T) {
 	says("No events match", "inbound", "list", "--tenant", "Acme")
 	says("toggle_status", "audit", "--tenant", "Acme")
 	log := says("address_range", "audit", "--limit", "0", "--json", "--from", time.Now().UTC().Format(time.DateOnly))
-	for _, secret := range []string{key, next, other, token} {
+	for _, secret := range []string{key, next, secret, other, token} {
 		if strings.Contains(log, secret) {
 			t.Error("the audit log holds a secret")
 		}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -35,7 +34,7 @@ type peopleFlags struct {
 // connect finds the hub, and where it keeps those users.
 func (f peopleFlags) connect(e *env) (h *hubClient, people string, err error) {
 	if f.Tenant == "" && !f.Admins {
-		return nil, "", errors.New("whose users? Pass --tenant TENANT, or --admins")
+		return nil, "", misused("whose users? Pass --tenant TENANT, or --admins")
 	}
 	if h, err = f.managementFlags.connect(e); err != nil {
 		return nil, "", err
