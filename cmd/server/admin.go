@@ -51,7 +51,7 @@ func (f adminFlags) find(e *env, email string, fn func(*auth.Users, auth.User) e
 	return f.with(e, func(users *auth.Users) error {
 		u, err := users.ByEmail(e.ctx, auth.Admins, email)
 		if err != nil {
-			return fmt.Errorf("%s: %w", email, err)
+			return fmt.Errorf("%s: %w; `server admin list` shows all", email, err)
 		}
 		return fn(users, u)
 	})

@@ -112,11 +112,11 @@ func (c channelsCreateCmd) Run(e *env) error {
 
 // revealSecret prints the secret that a channel has just got; where its provider calls goes to standard error.
 func (h *hubClient) revealSecret(ch members) error {
-	comes := ""
+	hook := ""
 	if address := cell(ch, "callback_url"); address != "–" {
-		comes = " What is for it comes to " + address + "."
+		hook = " Webhooks for it go to " + address + "."
 	}
-	return h.reveal(ch, "secret", "Channel %s (%s).%s Its secret follows.", cell(ch, "id"), cell(ch, "name"), comes)
+	return h.reveal(ch, "secret", "Channel %s (%s).%s Its secret follows.", cell(ch, "id"), cell(ch, "name"), hook)
 }
 
 type channelsListCmd struct {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -81,7 +82,7 @@ func (c operatorListCmd) Run(e *env) error {
 	w := tabwriter.NewWriter(e.stdout, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(w, "ID\tNAME\tBEGINS WITH\tSCOPES\tEXPIRES\tREVOKED\tLAST USED")
 	for _, t := range tokens {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%v\t%s\t%s\t%s\n", t.ID, t.Name, t.Prefix, t.Scopes, when(t.ExpiresAt), when(t.RevokedAt), when(t.LastUsedAt))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", t.ID, t.Name, t.Prefix, strings.Join(t.Scopes, ","), when(t.ExpiresAt), when(t.RevokedAt), when(t.LastUsedAt))
 	}
 	return w.Flush()
 }

@@ -142,13 +142,13 @@ func (r ring) show(w io.Writer, uses []rotate.Use) error {
 	}
 	strangers := slices.SortedFunc(maps.Keys(lines), func(a, b secrets.KeyID) int { return cmp.Compare(a.String(), b.String()) })
 	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(tw, "KEY\tIN THE ENVIRONMENT\tVALUES\tWHERE\t")
+	fmt.Fprintln(tw, "KEY\tIN THE ENVIRONMENT\tVALUES\tWHERE")
 	for _, id := range append(slices.Clone(r.order), slices.DeleteFunc(strangers, r.box.Knows)...) {
 		l, note := lines[id], ""
 		if l.values == 0 && id != r.box.Current() {
 			note = "no longer needed"
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\t%s\n", id, cmp.Or(r.roles[id], stranger), l.values, strings.Join(l.where, ", "), note)
+		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\n", id, cmp.Or(r.roles[id], stranger), l.values, cmp.Or(strings.Join(l.where, ", "), note, "–"))
 	}
 	if err := tw.Flush(); err != nil {
 		return err

@@ -87,7 +87,7 @@ func (s *server) limitOf(c *call) (*tenants.TenantEntry, ratelimit.Bucket, error
 	}
 	b, ok := ratelimit.ParseBucket(c.param("bucket"))
 	if !ok {
-		return nil, 0, newProblem(codeNotFound, "There is no bucket of this name.")
+		return nil, 0, newProblem(codeNotFound, "There is no bucket of this name; the list of the tenant's limits has all.")
 	}
 	return t, b, nil
 }

@@ -102,16 +102,16 @@ func (o Options) rest(ctx context.Context, name string, w *world) string {
 	case len(w.tenants) == 0:
 		return "Nothing was made on the hub."
 	case o.Keep:
-		return fmt.Sprintf("The %d tenants %q are kept, with their channels, keys and raised limits.", len(w.tenants), namePrefix+name)
+		return fmt.Sprintf("The run's tenants (%d, %q) are kept, with their channels, keys and raised limits.", len(w.tenants), namePrefix+name)
 	case o.Database != nil:
 		return "The hub and its database were started for this run and are removed."
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restPatience)
 	defer cancel()
 	if err := w.rest(ctx, o.Hub); err != nil {
-		return fmt.Sprintf("NOT CLEANED UP: suspend the %d tenants %q by hand: %v", len(w.tenants), namePrefix+name, err)
+		return fmt.Sprintf("NOT CLEANED UP: suspend the run's tenants (%d, %q) by hand: %v", len(w.tenants), namePrefix+name, err)
 	}
-	return fmt.Sprintf("The %d tenants %q are suspended, their channels deleted and their keys revoked; their messages stay until their month goes.",
+	return fmt.Sprintf("The run's tenants (%d, %q) are suspended, their channels deleted and their keys revoked; their messages stay until their month goes.",
 		len(w.tenants), namePrefix+name)
 }
 

@@ -334,7 +334,7 @@ func TestSettingUpFails(t *testing.T) {
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, "/channels") {
 			refused = true
-			http.Error(w, `{"code":"made_up"}`, http.StatusForbidden)
+			http.Error(w, `{"code":"made_up"}`, http.StatusUnprocessableEntity) // as for a receiver that is not public
 			return
 		}
 		f.ServeHTTP(w, r)
@@ -345,7 +345,7 @@ func TestSettingUpFails(t *testing.T) {
 	var progress bytes.Buffer
 	o.Progress = &progress
 	r, err := Run(t.Context(), o)
-	if refusal, ok := errors.AsType[*hub.StatusError](err); r != nil || !ok || refusal.Status != http.StatusForbidden || !refused {
+	if refusal, ok := errors.AsType[*hub.StatusError](err); r != nil || !ok || refusal.Status != http.StatusUnprocessableEntity || !refused || !strings.Contains(err.Error(), "WEBHOOK_ALLOWED_TARGETS") {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if f.calls["POST suspend"] != 1 || !strings.Contains(progress.String(), "suspended") {

@@ -66,6 +66,9 @@ func (o Options) furnish(ctx context.Context, w *world, t *hub.Tenant, receiver 
 	var first string
 	for i := range o.Channels {
 		ch, err := o.Hub.NewChannel(ctx, t, fmt.Sprintf("out %d", i+1), mode, receiver)
+		if refused, ok := errors.AsType[*hub.StatusError](err); ok && refused.Status == http.StatusUnprocessableEntity && receiver != "" {
+			return fmt.Errorf("%w\nMay the hub deliver to %s? It needs WEBHOOK_ALLOWED_TARGETS for addresses that are not public; or deliver nothing", err, receiver)
+		}
 		if err != nil {
 			return err
 		}
