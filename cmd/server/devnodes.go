@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,10 +23,13 @@ const (
 	// nodeStart and nodeStop bound what a node of `server dev` may take; SHUTDOWN_TIMEOUT_MS bounds each step of its stop.
 	nodeStart = time.Minute
 	nodeStop  = time.Minute
+	// nodePause is how long the place of a node that ended stays empty: the others take it for dead after four seconds at most.
+	nodePause = 6 * time.Second
 )
 
-// serveNodes runs the nodes of a development cluster, each `server serve` in a process of its own, until ctx ends or one
-// of them does; then it stops them all. first holds the address of the first one; the others take the ports after it.
+// serveNodes runs the nodes of a development cluster, each `server serve` in a process of its own, until ctx ends; then
+// it stops them all. One that ends before all are ready is an error; after that the others go on, and another process
+// takes its place. first holds the address of the first one; the others take the ports after it.
 func (c devCmd) serveNodes(ctx context.Context, e *env, getenv func(string) string, first net.Listener, d demo) (err error) {
 	host, _, err := net.SplitHostPort(c.Addr)
 	if err != nil {
@@ -41,20 +45,25 @@ func (c devCmd) serveNodes(ctx context.Context, e *env, getenv func(string) stri
 	}
 
 	out := &lineWriter{to: e.stderr}
-	d.Nodes = nil
-	ended := make(chan error, c.Nodes)
-	var nodes []*devNode
+	ended := make(chan *devNode, c.Nodes)
+	nodes := make([]*devNode, c.Nodes) // nil: none at the moment
+	d.Nodes = make([]demoNode, c.Nodes)
 	defer func() { err = errors.Join(err, stopNodes(nodes)) }()
-	for i, address := range addresses {
-		name := "node" + strconv.Itoa(i+1)
+	start := func(i int) error {
 		n, err := startNode(program, childEnvironment(getenv, map[string]string{
-			"POOL_SIZE": cmp.Or(getenv("POOL_SIZE"), strconv.Itoa(devPool(c.Nodes))), "LISTEN": address, "CLUSTER_BIND": members[i], "CLUSTER_PEERS": strings.Join(members, ","), "CLUSTER_NODE_NAME": name,
-		}), name, out, ended)
+			"POOL_SIZE": cmp.Or(getenv("POOL_SIZE"), strconv.Itoa(devPool(c.Nodes))), "LISTEN": addresses[i], "CLUSTER_BIND": members[i],
+			"CLUSTER_PEERS": strings.Join(members, ","), "CLUSTER_NODE_NAME": "node" + strconv.Itoa(i+1),
+		}), i, out, ended)
 		if err != nil {
 			return err
 		}
-		nodes = append(nodes, n)
-		d.Nodes = append(d.Nodes, demoNode{BaseURL: "http://" + address, PID: n.cmd.Process.Pid})
+		nodes[i], d.Nodes[i] = n, demoNode{BaseURL: "http://" + addresses[i], PID: n.cmd.Process.Pid}
+		return nil
+	}
+	for i := range nodes {
+		if err := start(i); err != nil {
+			return err
+		}
 	}
 	for _, n := range d.Nodes {
 		if err := awaitReady(ctx, n.BaseURL, ended); err != nil || ctx.Err() != nil {
@@ -69,11 +78,27 @@ func (c devCmd) serveNodes(ctx context.Context, e *env, getenv func(string) stri
 	for i, n := range d.Nodes {
 		fmt.Fprintf(e.stdout, "  node%d %s, process %d\n", i+1, n.BaseURL, n.PID)
 	}
-	select {
-	case <-ctx.Done():
-		return nil
-	case err := <-ended:
-		return err
+	empty := make(chan int, c.Nodes)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case n := <-ended:
+			if ctx.Err() != nil { // it had the terminal's signal too
+				continue
+			}
+			nodes[n.place] = nil
+			out.say(fmt.Sprintf("%v; another process takes its place in %s", n.end(), nodePause))
+			time.AfterFunc(nodePause, func() { empty <- n.place })
+		case i := <-empty:
+			if err := start(i); err != nil {
+				return err
+			}
+			if err := d.write(c.Dir); err != nil {
+				return err
+			}
+			out.say(fmt.Sprintf("%s starts as process %d", nodes[i].name(), d.Nodes[i].PID))
+		}
 	}
 }
 
@@ -149,41 +174,48 @@ func devPool(nodes int) int { return min(20, max(4, 150/nodes-3)) }
 
 // devNode is one process of a development cluster.
 type devNode struct {
-	name string
-	cmd  *exec.Cmd
-	lead io.Closer // its standard input: it stops when that ends, should this process die
-	done chan struct{}
-	err  error // set before done
+	place int
+	cmd   *exec.Cmd
+	done  chan struct{}
+	err   error // set before done
 }
 
-// startNode starts `server serve`, its log prefixed with its name. ended hears when it ends by itself or not.
-func startNode(program string, environ []string, name string, out *lineWriter, ended chan<- error) (*devNode, error) {
+func (n *devNode) name() string { return "node" + strconv.Itoa(n.place+1) }
+
+// end tells how a node ended that has.
+func (n *devNode) end() error {
+	return fmt.Errorf("%s ended: %w", n.name(), cmp.Or(n.err, errors.New("without a reason")))
+}
+
+// startNode starts `server serve`, its log prefixed with its name. ended, which must have room, hears when it ends by
+// itself or not.
+func startNode(program string, environ []string, place int, out *lineWriter, ended chan<- *devNode) (*devNode, error) {
 	cmd := exec.Command(program, "serve", "--until-input-ends") //nolint:noctx // stopped in order, by stopNodes
 	cmd.Env = environ
-	lead, err := cmd.StdinPipe()
-	if err != nil {
+	if _, err := cmd.StdinPipe(); err != nil { // it stops when that ends, should this process die
 		return nil, err
 	}
 	r, w := io.Pipe()
 	cmd.Stdout, cmd.Stderr = w, w
+	n := &devNode{place: place, cmd: cmd, done: make(chan struct{})}
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", name, err)
+		return nil, fmt.Errorf("start %s: %w", n.name(), err)
 	}
-	n := &devNode{name: name, cmd: cmd, lead: lead, done: make(chan struct{})}
 	var lines sync.WaitGroup
-	lines.Go(func() { out.copy("["+name+"] ", r) })
+	lines.Go(func() { out.copy("["+n.name()+"] ", r) })
 	go func() {
 		n.err = cmd.Wait()
 		_ = w.Close()
 		lines.Wait()
 		close(n.done)
-		ended <- fmt.Errorf("%s ended: %w", name, cmp.Or(n.err, errors.New("without a reason")))
+		ended <- n
 	}()
 	return n, nil
 }
 
 // stopNodes asks all to stop, waits, and kills whoever doesn't.
 func stopNodes(nodes []*devNode) (err error) {
+	nodes = slices.DeleteFunc(nodes, func(n *devNode) bool { return n == nil })
 	for _, n := range nodes {
 		_ = n.cmd.Process.Signal(os.Interrupt) // it may have ended, or have had the terminal's signal
 	}
@@ -195,16 +227,15 @@ func stopNodes(nodes []*devNode) (err error) {
 			_ = n.cmd.Process.Kill()
 			<-n.done
 		}
-		_ = n.lead.Close()
 		if n.err != nil {
-			err = errors.Join(err, fmt.Errorf("%s: %w", n.name, n.err))
+			err = errors.Join(err, fmt.Errorf("%s: %w", n.name(), n.err))
 		}
 	}
 	return err
 }
 
 // awaitReady waits until a node takes traffic, one of them ends, or ctx does.
-func awaitReady(ctx context.Context, base string, ended <-chan error) error {
+func awaitReady(ctx context.Context, base string, ended <-chan *devNode) error {
 	late := time.After(nodeStart)
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -212,8 +243,8 @@ func awaitReady(ctx context.Context, base string, ended <-chan error) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-ended:
-			return err
+		case n := <-ended:
+			return n.end()
 		case <-late:
 			return fmt.Errorf("%s is not ready after %s", base, nodeStart)
 		case <-tick.C:
@@ -245,12 +276,17 @@ func (w *lineWriter) copy(prefix string, r io.Reader) {
 	for {
 		line, err := b.ReadString('\n')
 		if line != "" {
-			w.mu.Lock()
-			fmt.Fprintf(w.to, "%s%s\n", prefix, strings.TrimSuffix(line, "\n"))
-			w.mu.Unlock()
+			w.say(prefix + strings.TrimSuffix(line, "\n"))
 		}
 		if err != nil {
 			return
 		}
 	}
+}
+
+// say writes one line.
+func (w *lineWriter) say(line string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	fmt.Fprintln(w.to, line)
 }

@@ -31,7 +31,8 @@ func metric(t testing.TB, base, series string) string {
 
 const visible = `converger_cluster_members{standing="visible"}`
 
-// `server dev --nodes 3` is one cluster of three processes on one database; one signal stops them all.
+// `server dev --nodes 3` is one cluster of three processes on one database. One that is killed comes back; one signal
+// stops them all.
 func TestDevNodes(t *testing.T) {
 	t.Parallel()
 	found, err := devpg.Find(os.Getenv("PG_BIN"), vendored)
@@ -77,6 +78,22 @@ func TestDevNodes(t *testing.T) {
 			t.Errorf("no line of node %d in\n%s", i+1, p.log)
 		}
 	}
+
+	// The others go on without one that is killed, and another process takes its place.
+	if err := syscall.Kill(d.Nodes[1].PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, patience, "the second node to be missed", func() bool { return metric(t, d.BaseURL, visible) == "2" })
+	eventually(t, patience, "its place to be taken", func() bool { return metric(t, d.BaseURL, visible) == "3" })
+	killed := d.Nodes[1].PID
+	eventually(t, patience, "its process to be listed", func() bool {
+		d, err = demoFlags{Dir: dir}.read()
+		return err == nil && d.Nodes[1].PID != killed
+	})
+	eventually(t, patience, "it to serve", func() bool {
+		a, err := newAPI(t, d.Nodes[1].BaseURL).try(t.Context(), "GET", "/health/ready", "")
+		return err == nil && a.status == http.StatusOK
+	})
 
 	// As Ctrl-C does.
 	if err := p.process.Signal(os.Interrupt); err != nil {

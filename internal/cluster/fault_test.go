@@ -100,6 +100,17 @@ func TestKilledAndRestartedAtTheSameAddress(t *testing.T) {
 	} else {
 		t.Logf("killed and restarted, it took its predecessor's place after %s", took)
 	}
+	// Gossip believes in the second for some seconds more; nobody is to look into why it can't be reached.
+	for gone := time.After(7*time.Second - time.Since(began)); ; {
+		select {
+		case <-gone:
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+		if log := node.log.String(); strings.Contains(log, "can't be reached") {
+			t.Fatalf("a warning of a dead member:\n%s", log)
+		}
+	}
 }
 
 // beating waits until the node's heartbeat is in the database.

@@ -110,7 +110,7 @@ func (n *Node) keep(ctx context.Context, p *peer) {
 		}
 		p.failing.CompareAndSwap(0, n.elapsed())
 		attrs := []any{slog.String("peer", p.id.String()), slog.String("address", address), slog.Any("error", err)}
-		if n.unreachable(p) {
+		if n.unreachable(p) && n.lives(p) {
 			n.log.Warn("a member can't be reached at the address that it advertises", attrs...)
 		} else {
 			n.log.Debug("a connection to a member ended", attrs...)
@@ -132,6 +132,13 @@ func (n *Node) keep(ctx context.Context, p *peer) {
 func (n *Node) unreachable(p *peer) bool {
 	since := p.failing.Load()
 	return since != 0 && n.elapsed()-since > int64(unreachableAfter)
+}
+
+// lives tells whether a peer was alive when it was last judged: gossip believes in a dead one for some seconds more.
+func (n *Node) lives(p *peer) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return p.listed
 }
 
 var errSilent = errors.New("no answer")

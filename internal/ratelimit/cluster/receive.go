@@ -123,7 +123,6 @@ func (s *Store) Handler() cluster.Handler {
 
 // receive takes in a message of a peer. Messages of one peer come one at a time,
 // those of different ones side by side. body is not kept.
-
 func (s *Store) receive(from cluster.ID, body []byte, now ratelimit.Instant) error {
 	var r reader
 	if err := r.begin(body); err != nil {

@@ -26,8 +26,6 @@ var errBusy = errors.New("ratelimit/owner: too many checks wait for the node")
 type line struct {
 	to   cluster.ID
 	call func(ctx context.Context, to cluster.ID, ops []*question)
-	// patience is the time that a question may take, waiting included.
-	patience time.Duration
 
 	mu      sync.Mutex
 	flying  int
@@ -37,17 +35,18 @@ type line struct {
 // question is an op on its way. res and err are set before done is closed.
 type question struct {
 	op
-	res  result
-	err  error
-	done chan struct{}
+	patience time.Duration // the time that it may take, waiting included
+	res      result
+	err      error
+	done     chan struct{}
 	// late is set when nobody waits for the answer any more: the check was decided
 	// without it, and must not be spent there too.
 	late atomic.Bool
 }
 
 // ask returns the answer, or after its patience an error.
-func (l *line) ask(ctx context.Context, o op) (result, error) {
-	q := &question{op: o, done: make(chan struct{})}
+func (l *line) ask(ctx context.Context, o op, patience time.Duration) (result, error) {
+	q := &question{op: o, patience: patience, done: make(chan struct{})}
 	l.mu.Lock()
 	switch {
 	case l.flying < maxFlying:
@@ -64,7 +63,7 @@ func (l *line) ask(ctx context.Context, o op) (result, error) {
 	}
 	l.waiting = append(l.waiting, q)
 	l.mu.Unlock()
-	timer := time.NewTimer(l.patience)
+	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
 	case <-q.done:
@@ -106,8 +105,12 @@ func (l *line) drain(ctx context.Context) {
 }
 
 func (l *line) fly(ctx context.Context, batch []*question) {
+	patience := batch[0].patience // of those who wait for it, whoever has the least stops waiting by itself
+	for _, q := range batch[1:] {
+		patience = max(patience, q.patience)
+	}
 	// The caller may give up; the check goes on, or its spend would be in doubt.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	l.call(ctx, l.to, batch)
 	for _, q := range batch {

@@ -47,6 +47,7 @@ func (s *Store) Run(ctx context.Context) error {
 		case <-s.moved:
 			is := s.ring()
 			s.handOver(was, is)
+			s.hangUp(s.network.View())
 			was = is
 		case <-tick.C:
 			s.ring()

@@ -13,7 +13,8 @@
 // for copies and moves. A question that finds others waiting may leave a goroutine
 // behind that sends them; it ends when none waits, each call having a deadline.
 //
-// When an owner can't be asked in time, the node decides by itself with the limit
+// When an owner can't be asked in time, 20 ms, or half a second where the check
+// guards a credential, the node decides by itself with the limit
 // divided by the live nodes, rounded up, counts that by reason and says so in one
 // line at the start and one at the end. No check fails, and none is admitted
 // without being counted: a guard of credentials does not open. Peek and Reset

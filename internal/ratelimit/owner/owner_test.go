@@ -372,6 +372,34 @@ func TestOwnerThatHangs(t *testing.T) {
 	})
 }
 
+// In front of a password a busy owner is waited for: nobody admits guesses beside it, and none is counted twice. One that
+// hangs is waited for until another owns the key.
+func TestGuardsWaitForABusyOwner(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := newMesh(t, 3, Config{Clock: ratelimit.NewClock()})
+		it := m.ownedBy(login(t), m.nodes[1], 1)
+		m.delay.Store(int64(150 * time.Millisecond))
+		var wg sync.WaitGroup
+		var admitted atomic.Int64
+		for i := range 300 {
+			wg.Go(func() { admitted.Add(int64(m.nodes[i%3].spend(t, it, 1))) })
+		}
+		wg.Wait()
+		if got := admitted.Load(); got != 5 {
+			t.Errorf("%d guesses admitted, want 5", got)
+		}
+		m.nodes[1].hangs.Store(true)
+		start := time.Now()
+		if d := m.nodes[0].Take(t.Context(), m.clock.Now(), it); d.Allowed != true || d.At&aloneBit == 0 {
+			t.Errorf("%+v, want a decision taken alone", d)
+		}
+		if took := time.Since(start); took != guardDeadline {
+			t.Errorf("decided after %v, want %v", took, guardDeadline)
+		}
+	})
+}
+
 // A check alone goes at once; those that come while calls are under way share the next.
 func TestConcurrentChecksAreBatched(t *testing.T) {
 	t.Parallel()
@@ -525,6 +553,11 @@ func TestRun(t *testing.T) {
 		m.nodes[2].gone.Store(true)
 		m.views()
 		time.Sleep(2 * lookEvery) // the heir makes another copy
+		m.nodes[0].linesMu.Lock()
+		if m.nodes[0].lines[m.nodes[2].id] != nil {
+			t.Error("the line to a node that is gone is kept")
+		}
+		m.nodes[0].linesMu.Unlock()
 		heir, _ := m.nodes[0].ring().first(it.Key)
 		for _, n := range m.nodes[:2] {
 			if got := n.used(t, it); got != 4 {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -39,6 +40,7 @@ type Config struct {
 	// is decided by it. Required.
 	Clock ratelimit.Clock
 	// Deadline is how long a check waits for the owner of its key; 0 means DefaultDeadline.
+	// Those that guard credentials wait for guardDeadline at least.
 	Deadline time.Duration
 	// FullOnSplit makes each side of a split enforce the whole limit instead of
 	// its share: RATE_LIMIT_PARTITION=full.
@@ -51,6 +53,13 @@ type Config struct {
 
 // DefaultDeadline is the default of Config.Deadline.
 const DefaultDeadline = 20 * time.Millisecond
+
+// guardDeadline is as long as a peer that is silent counts as visible: thereafter
+// the key has another owner. What comes behind a guard is a password's hash, which
+// takes longer than an owner that is merely busy, and a check that gives up costs
+// twice: each node then admits guesses of its own, and what the owner counts all
+// the same is never given back.
+const guardDeadline = 500 * time.Millisecond
 
 const maxSkew = ratelimit.Instant(time.Second)
 
@@ -270,15 +279,33 @@ func (s *Store) ask(ctx context.Context, to cluster.ID, o op) (result, error) {
 	s.linesMu.Lock()
 	l := s.lines[to]
 	if l == nil {
-		l = &line{to: to, call: s.call, patience: s.patience}
+		l = &line{to: to, call: s.call}
 		s.lines[to] = l
 	}
 	s.linesMu.Unlock()
-	res, err := l.ask(ctx, o)
+	res, err := l.ask(ctx, o, s.patienceFor(o.items))
 	if err == nil {
 		s.outage.well()
 	}
 	return res, err
+}
+
+func (s *Store) patienceFor(items []ratelimit.Item) time.Duration {
+	for _, it := range items {
+		if it.Policy != nil && it.Policy.Bucket().Info().Guard { // nil: a reset
+			return max(s.patience, guardDeadline)
+		}
+	}
+	return s.patience
+}
+
+// hangUp forgets the lines to nodes that are gone: every start of a node has an ID of its own.
+func (s *Store) hangUp(v *cluster.View) {
+	s.linesMu.Lock()
+	defer s.linesMu.Unlock()
+	maps.DeleteFunc(s.lines, func(id cluster.ID, _ *line) bool {
+		return !slices.ContainsFunc(v.Peers, func(p cluster.Peer) bool { return p.ID == id })
+	})
 }
 
 // call asks several questions at once.
