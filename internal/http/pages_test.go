@@ -857,6 +857,9 @@ func TestSignInLink(t *testing.T) {
 	in := f.post(t, path, nil)
 	in.leads(t, "/admin")
 	own := f.withCookie(areaAdmin, sessionCookie, f.cookieOf(in, areaAdmin, sessionCookie).Value)
+	if c := f.cookieOf(in, areaAdmin, deviceCookie); c != nil {
+		t.Errorf("the link takes from a known device what it is known by: %v", c)
+	}
 	f.show(t, "/admin/password", own).lacks(t, "Current password")
 	again := f.post(t, path, nil)
 	if again.StatusCode < 400 || f.cookieOf(again, areaAdmin, sessionCookie) != nil {
