@@ -169,8 +169,7 @@ func TestSignInAndOut(t *testing.T) {
 		{areaAdmin, url.Values{"email": {" ADA@example.com "}, "password": {testPassword}}, "/admin/tenants?q=x"},
 		{areaPortal, url.Values{"tenant": {" acme"}, "email": {"Bo@Acme.example"}, "password": {testPassword}}, "/portal/account"},
 	} {
-		t.Run(areas[tt.a].place, func(t *testing.T) {
-			t.Parallel()
+		t.Run(areas[tt.a].place, func(t *testing.T) { // one after the other: each counts the queries of all
 			home := tt.a.home()
 			f.show(t, home).leads(t, home+"/login")
 			f.show(t, tt.next).leads(t, home+"/login?"+url.Values{"next": {tt.next}}.Encode())
