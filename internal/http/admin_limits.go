@@ -317,7 +317,7 @@ func (s *server) limitChanged(c *call, t *tenants.TenantEntry, b ratelimit.Bucke
 	}
 	f.Get("was").Value = own
 	f.Problem = "Nothing was saved: somebody has changed this limit since you opened the page. What is in force now stands above; to replace it, save again."
-	return s.limitPage(c, http.StatusConflict, t, b, f, "")
+	return s.limitPage(c, http.StatusConflict, t, b, f.focus("limit"), "")
 }
 
 // saveLimit saves what the form says, or with the button to preview says it in other words and saves nothing.
