@@ -355,8 +355,8 @@ func (w *canaryWorld) issueLink(p *person) {
 		return
 	}
 	link := membersOf(decoded(got), "url")[0]
-	p.link = link[strings.Index(link, p.home):]
 	token := w.known("sign-in link", link[strings.LastIndexByte(link, '/')+1:])
+	p.link = p.home + "/link/" + token
 	w.call(w.nobody, "GET", p.link, "", nil, "Accept", "text/html")
 	w.exits[len(w.exits)-1].shows = []string{token}
 }
