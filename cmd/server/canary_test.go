@@ -90,6 +90,14 @@ func (a *aviary) jwt(name, value string) string {
 	return value
 }
 
+// cookie adds the value of a cookie. What it is about may stand elsewhere: its end is what nobody else has.
+func (a *aviary) cookie(name, value string) string {
+	a.t.Helper()
+	a.known(name, value)
+	a.birds[len(a.birds)-1].public = len(value) - 24
+	return value
+}
+
 func (a *aviary) saw(where, text string) { a.exits = append(a.exits, exit{where: where, text: text}) }
 
 // call sends a request and keeps the whole answer, which may show the given values of its body's members and nothing else.
@@ -278,7 +286,8 @@ func (a *aviary) environment(dir, databaseURL string) map[string]string {
 		"METRICS_TOKEN":            a.plant("METRICS_TOKEN"),
 		"UPLOAD_DIR":               filepath.Join(dir, "uploads"),
 		"LOG_LEVEL":                "debug",
-		"RATE_LIMITS":              `{"unknown_caller":"off","token_generate":"off","token_create":"off"}`,
+		"RATE_LIMITS":              `{"unknown_caller":"off","token_generate":"off","token_create":"off","login_ip":"off","login_account":"off"}`,
+		"BCRYPT_COST":              "10",
 	})
 }
 
@@ -298,12 +307,58 @@ type canaryWorld struct {
 	path        string
 	client      string // token
 	chats       []string
+	people      []person
 	appSecret   string
 	verifyToken string
 	basic       string
 	fixed       string
 	pool        *pgxpool.Pool
 	jobs        int // rows of jobs that were seen
+}
+
+// person is somebody who signs in.
+type person struct {
+	home, at        string // of the pages, and of the user in the management API
+	email, password string
+	link            string // the path that spends the last sign-in link
+	browser         *api   // with the cookies of the last sign-in
+}
+
+// form sends a page's form, as a browser does.
+func (w *canaryWorld) form(to *api, path string, fields ...string) answer {
+	values := url.Values{}
+	for i := 0; i < len(fields); i += 2 {
+		values.Set(fields[i], fields[i+1])
+	}
+	return w.call(to, "POST", path, values.Encode(), nil, "Content-Type", "application/x-www-form-urlencoded", "Accept", "text/html", "Sec-Fetch-Site", "same-origin")
+}
+
+// signIn sends a form that opens a session. Its answer is there to give the cookies.
+func (w *canaryWorld) signIn(p *person, path string, fields ...string) {
+	got := w.form(w.nobody, path, fields...)
+	if got.status != http.StatusSeeOther {
+		return // the database is away
+	}
+	var pairs []string
+	for _, c := range (&http.Response{Header: got.header}).Cookies() {
+		pairs = append(pairs, c.Name+"="+w.cookie("cookie "+c.Name, c.Value))
+		gives := &w.exits[len(w.exits)-1]
+		gives.shows = append(gives.shows, c.Value)
+	}
+	p.browser = w.nobody.with("Cookie", strings.Join(pairs, "; "), "Accept", "text/html")
+}
+
+// issueLink makes a sign-in link. The page with its button has it in the button's address.
+func (w *canaryWorld) issueLink(p *person) {
+	got := w.call(w.ops, "POST", p.at+"/sign_in_link", "", []string{"url"})
+	if got.status != http.StatusCreated {
+		return
+	}
+	link := membersOf(decoded(got), "url")[0]
+	token := w.known("sign-in link", link[strings.LastIndexByte(link, '/')+1:])
+	p.link = p.home + "/link/" + token
+	w.call(w.nobody, "GET", p.link, "", nil, "Accept", "text/html")
+	w.exits[len(w.exits)-1].shows = []string{token}
 }
 
 func (w *canaryWorld) prepare() {
@@ -353,6 +408,12 @@ func (w *canaryWorld) prepare() {
 	w.known("secret after a rotation", rotated.Secret)
 	w.known("secret in an address after a rotation", rotated.CallbackURL[strings.LastIndex(rotated.CallbackURL, "/")+1:])
 
+	for _, p := range []person{{home: "/admin", at: management + "/admin_users"}, {home: "/portal", at: tenant + "/users"}} {
+		p.email, p.password = "ada@example.com", w.plant("password of a user at "+p.home)
+		p.at += "/" + create(w.ops, p.at, map[string]any{"email": p.email, "role": map[string]string{"/admin": "super_admin", "/portal": "owner"}[p.home],
+			"password": p.password, "must_change_password": false}).ID
+		w.people = append(w.people, p)
+	}
 	for _, channel := range []string{w.hook.ID, split.ID, w.lost.ID} {
 		w.chats = append(w.chats, create(w.key, "/api/v1/conversations", map[string]any{"channel_id": channel}).ID)
 	}
@@ -490,6 +551,39 @@ func (w *canaryWorld) plantings() []func() {
 					"Content-Type", "application/x-www-form-urlencoded", "Origin", w.program.base, "Sec-Fetch-Site", "same-origin")
 			}
 		},
+		func() { // people
+			for i := range w.people {
+				p := &w.people[i]
+				w.signIn(p, p.home+"/login", "tenant", "Canary", "email", p.email, "password", p.password)
+				if p.browser == nil {
+					w.t.Fatalf("nobody signs in at %s", p.home)
+				}
+				w.form(w.nobody, p.home+"/login", "tenant", "Canary", "email", p.email, "password", w.plant("wrong password at "+p.home))
+				typed := w.plant("password in place of an address") // the form keeps what was typed there, and nothing else does
+				w.form(w.nobody, p.home+"/login", "tenant", "Canary", "email", typed, "password", "x")
+				w.exits[len(w.exits)-1].shows = []string{typed}
+				w.form(w.nobody, p.home+"/login", "tenant", "Canary", "email", p.email, "password", strings.Repeat(w.plant("long password at "+p.home), 3))
+				w.form(w.nobody, p.home+"/login?password="+w.plant("password in an address"), "password", "")
+				w.form(w.nobody.with("Cookie", "cvg_admin_device=cvg_dev_"+w.plant("wrong device")+"; cvg_admin_session=cvg_ses_"+w.plant("wrong session")), p.home+"/logout")
+				fresh := w.plant("new password at " + p.home)
+				w.form(p.browser, p.home+"/password", "current_password", p.password, "password", w.plant("first of two"), "repeat", w.plant("second of two"))
+				w.form(p.browser, p.home+"/password", "current_password", w.plant("wrong current password"), "password", fresh, "repeat", fresh)
+				long := strings.Repeat(w.plant("long new password"), 3)
+				w.form(p.browser, p.home+"/password", "current_password", p.password, "password", long, "repeat", long)
+				if got := w.form(p.browser, p.home+"/password", "current_password", p.password, "password", fresh, "repeat", fresh); got.status == http.StatusSeeOther {
+					p.password = fresh
+				}
+				w.call(w.ops, "POST", p.at+"/password", object(map[string]any{"password": long}), nil)
+				w.call(w.ops, "PATCH", p.at, object(map[string]any{"password": w.plant("password in a change of a user")}), nil)
+				w.call(w.ops, "GET", p.at, "", nil)
+				w.call(w.ops, "GET", p.at+"/sessions", "", nil)
+				w.issueLink(p)
+				w.form(w.nobody, p.home+"/link/cvg_lnk_"+w.plant("wrong link"))
+				w.form(w.nobody, map[string]string{"/admin": "/portal", "/portal": "/admin"}[p.home]+strings.TrimPrefix(p.link, p.home))
+				w.signIn(p, p.link)
+				w.form(w.nobody, p.link) // spent
+			}
+		},
 		func() { // files
 			var form bytes.Buffer
 			m := multipart.NewWriter(&form)
@@ -549,6 +643,15 @@ func (w *canaryWorld) pages() {
 	for _, path := range []string{"/", "/problems", "/problems/invalid_signature", "/health/live", "/health/ready", "/openapi.json", "/docs", "/admin", "/admin/login", "/portal", "/portal/login", "/favicon.ico", "/debug/pprof/", "/debug/vars"} {
 		w.call(w.nobody, "GET", path, "", nil)
 		w.call(w.key, "GET", path, "", nil)
+	}
+	tenant := "/admin/tenants/" + w.tenant
+	for _, p := range w.people {
+		for _, path := range []string{"", "/account", "/password", "/login", "/nothing"} {
+			w.call(p.browser, "GET", p.home+path, "", nil)
+		}
+		for _, path := range []string{"/admin/tenants", tenant, tenant + "/limits", tenant + "/limits/inbound"} {
+			w.call(p.browser, "GET", path, "", nil)
+		}
 	}
 }
 
@@ -664,7 +767,7 @@ func (w *canaryWorld) tables() {
 			w.exits = append(w.exits, exit{where: "table " + table, text: text, holds: true})
 		}
 	}
-	for _, table := range []string{"audit_log", "attempts", "deliveries", "inbound_events", "channels", "api_keys", "operator_tokens"} {
+	for _, table := range []string{"audit_log", "attempts", "deliveries", "inbound_events", "channels", "api_keys", "operator_tokens", "users", "web_sessions"} {
 		if filled[table] == 0 {
 			t.Errorf("the table %s is empty and proves nothing", table)
 		}

@@ -245,7 +245,7 @@ var settings = []setting{
 			return err
 		}},
 	{name: "ADMIN_IP_WHITELIST", def: "127.0.0.1,::1",
-		doc: "Addresses or ranges that the pages of administration (`/admin`) are open to, separated by commas. Behind a proxy set TRUSTED_PROXIES too, or they are open to nobody.",
+		doc: "Addresses or ranges that the pages of administration (`/admin`) are open to, separated by commas. Behind a proxy set TRUSTED_PROXIES too, and have it send X-Forwarded-For, or they are open to nobody.",
 		set: func(c *Config, v string) (err error) {
 			c.AdminNets, err = prefixes(v)
 			return err

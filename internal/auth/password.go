@@ -31,7 +31,8 @@ const (
 	hashPatience = 5 * time.Second
 )
 
-// ErrOverloaded says that too many passwords are being hashed at this moment. Nothing was decided, nothing counted.
+// ErrOverloaded says that too many passwords are being hashed at this moment: one waited too long for a processor, or the
+// request's time ended with its hash. Nothing was done, nothing counted.
 var ErrOverloaded = errors.New("auth: too many passwords are being hashed")
 
 // Passwords hashes passwords and compares them with bcrypt, so many at once as there are processors; others wait a little.
@@ -57,6 +58,16 @@ func dummyHash(cost int) []byte {
 	return fmt.Appendf(nil, "$2a$%02d$%s", cost, "NoOneHasThisSalt......uGVuZHNoZXJlMDEyMzQ1Njc4OTAxMjM")[:60]
 }
 
+// inTime is an error once ctx has ended. Time that ran out was spent on hashes, or on the wait for them: [ErrOverloaded], lest
+// the next query fail and the database get the blame. Else it is ctx's own.
+func inTime(ctx context.Context) error {
+	err := ctx.Err()
+	if errors.Is(err, context.DeadlineExceeded) {
+		return ErrOverloaded
+	}
+	return err
+}
+
 // hash makes the hash of a password that was checked. It returns [ErrOverloaded], or ctx's error.
 func (p *Passwords) hash(ctx context.Context, password secrets.Text) (string, error) {
 	if err := p.enter(ctx); err != nil {
@@ -67,12 +78,12 @@ func (p *Passwords) hash(ctx context.Context, password secrets.Text) (string, er
 	if err != nil {
 		return "", fmt.Errorf("auth: hash password: %w", err)
 	}
-	return string(hash), nil
+	return string(hash), inTime(ctx)
 }
 
 // compare tells whether a password is the one that was hashed. It takes the time of one hash of the configured cost,
 // whatever the answer: also for "", where there is no hash, and for a hash that was made with a lower cost. stale says that
-// the hash is not of the configured cost. It returns [ErrOverloaded], or ctx's error.
+// the hash is not of the configured cost. It returns [ErrOverloaded], or ctx's error; neither once the answer is known.
 func (p *Passwords) compare(ctx context.Context, hash string, password secrets.Text) (right, stale bool, err error) {
 	if err := p.enter(ctx); err != nil {
 		return false, false, err
@@ -114,7 +125,7 @@ func (p *Passwords) enter(ctx context.Context) error {
 	case <-timer.C:
 		return ErrOverloaded
 	case <-ctx.Done():
-		return ctx.Err()
+		return inTime(ctx)
 	}
 }
 

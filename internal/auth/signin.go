@@ -271,8 +271,8 @@ func (s *SignIn) link(ctx context.Context, v Visitor, portal bool, token string)
 
 // ChangePassword lets a user choose a new password. The current one is asked for, and throttled as a sign-in is, unless
 // session.MayResetPassword. All other sessions, known devices and the open link end; the session goes on, and gets a new
-// device cookie. It returns a [*fault.Invalid] with the pointer "/password" (the new one) or "/current_password", a
-// [*LockedError], or [ErrOverloaded].
+// device cookie. It returns a [*fault.Invalid] with the pointer "/password" (the new one) or "/current_password", or with
+// none if the password was changed since the session was loaded; a [*LockedError], or [ErrOverloaded].
 func (s *SignIn) ChangePassword(ctx context.Context, v Visitor, session Session, current, password secrets.Text) (device secrets.Text, err error) {
 	u := session.User
 	var bad fault.Invalid
@@ -354,6 +354,9 @@ func (s *SignIn) verify(ctx context.Context, v Visitor, a account, password secr
 	if stale {
 		s.rehash(ctx, found, hash, password)
 	}
+	if err := inTime(ctx); err != nil { // not before: who guessed wrong has guessed
+		return User{}, deviceMark{}, fmt.Errorf("sign in: %w", err)
+	}
 	return found, known, nil
 }
 
@@ -364,8 +367,8 @@ func (s *SignIn) reserve(ctx context.Context, v Visitor, a account, known device
 	}
 	room, d, err := s.Throttle.Reserve(ctx, attempt)
 	switch {
-	case err != nil:
-		return nil, fmt.Errorf("sign in: %w", err)
+	case err != nil: // it waited for the outcome of other attempts
+		return nil, fmt.Errorf("sign in: %w", inTime(ctx))
 	case room == nil:
 		return nil, &LockedError{d}
 	}

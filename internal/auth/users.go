@@ -205,7 +205,8 @@ func (s *Users) SetPassword(ctx context.Context, by tenants.Actor, realm Realm, 
 	return err
 }
 
-// setPassword leaves the session keep, if there is one, which goes on under the new password.
+// setPassword leaves the session keep, if there is one, which goes on under the new password; whoever has it proved the one
+// of u, and may replace no later one.
 func (s *Users) setPassword(ctx context.Context, by tenants.Actor, u User, password secrets.Text, mustChange bool, keep uuid.UUID) (User, error) {
 	var bad fault.Invalid
 	checkPassword(&bad, password, u.Email)
@@ -217,6 +218,15 @@ func (s *Users) setPassword(ctx context.Context, by tenants.Actor, u User, passw
 		return User{}, fmt.Errorf("set password: %w", err)
 	}
 	err = s.change(ctx, "set password", func(tx pgx.Tx) error {
+		if keep != uuid.Nil {
+			now, err := one(ctx, tx, scanUser, lockUserQuery, u.Realm.id, u.ID)
+			if err != nil {
+				return err
+			}
+			if now.PasswordVersion != u.PasswordVersion {
+				return fault.Invalidf("", fault.Conflict, "the password was changed by somebody else a moment ago")
+			}
+		}
 		if u, err = one(ctx, tx, scanUser, setPasswordQuery, u.Realm.id, u.ID, hash, mustChange); err != nil {
 			return err
 		}

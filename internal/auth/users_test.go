@@ -436,6 +436,30 @@ func TestChangePassword(t *testing.T) {
 	}
 }
 
+// Whoever proved the present password replaces that one and no later one: somebody has changed it for a reason.
+func TestChangePasswordMeetsAChange(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, worldOptions{})
+	u := w.newAdmin(t)
+	token, _, err := w.Users.IssueLink(t.Context(), someone, Admins, u.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := w.Link(t.Context(), Visitor{IP: ownIP}, false, token.Reveal())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const theirs secrets.Text = "what they have set"
+	if err := w.Users.SetPassword(t.Context(), someone, Admins, u.ID, theirs, false); err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.ChangePassword(t.Context(), Visitor{IP: ownIP}, in.Session, "", "what came too late")
+	wantInvalid(t, "too late", err, "", fault.Conflict)
+	if _, err := w.admin(t.Context(), ownIP, u.Email, theirs); err != nil {
+		t.Errorf("the later password: %v", err)
+	}
+}
+
 func TestSignInLink(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, worldOptions{})

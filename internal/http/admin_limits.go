@@ -2,6 +2,7 @@ package http
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -158,9 +159,21 @@ var scaleUnits = []struct {
 	unit       time.Duration
 }{{"ms", "milliseconds", time.Millisecond}, {"s", "seconds", time.Second}, {"min", "minutes", time.Minute}, {"h", "hours", time.Hour}}
 
-// limitForm shows a rule to be changed. Its fields have the names that package ratelimit uses in its errors.
-func limitForm(r ratelimit.Rule) *pageForm {
+// ownLimit is the tenant's own limit as forms remember it, to tell whether somebody has changed it since; "" is none.
+func ownLimit(t *tenants.TenantEntry, b ratelimit.Bucket) (string, error) {
+	p := overridesOf(t).Policy(b)
+	if p == nil {
+		return "", nil
+	}
+	text, err := json.Marshal(p.Rule())
+	return string(text), err
+}
+
+// limitForm shows a rule to be changed, and remembers the tenant's own limit. Its fields have the names that package
+// ratelimit uses in its errors.
+func limitForm(r ratelimit.Rule, own string) *pageForm {
 	f := newForm(
+		&formField{Name: "was", Type: "hidden", Value: own},
 		&formField{Name: "limit", Label: "Limit", InputMode: "numeric", Autocomplete: "off", Required: true, Value: strconv.FormatInt(r.Limit, 10),
 			Hint: "How many, from 0 to " + grouped(ratelimit.MaxLimit) + "; 0 refuses everything. The time is from 1 second to 1 day."},
 		&formField{Name: "scale_ms", Label: "In every", InputMode: "numeric", Autocomplete: "off", Required: true},
@@ -236,6 +249,15 @@ func (s *server) showLimit(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
+	f, err := s.presentLimit(t, b)
+	if err != nil {
+		return nil, err
+	}
+	return s.limitPage(c, http.StatusOK, t, b, f, "")
+}
+
+// presentLimit is the form before anything was entered.
+func (s *server) presentLimit(t *tenants.TenantEntry, b ratelimit.Bucket) (*pageForm, error) {
 	r := b.Info().Default
 	if p, _ := s.Limiter.Operator(b); p != nil {
 		r = p.Rule()
@@ -243,7 +265,59 @@ func (s *server) showLimit(c *call) (*reply, error) {
 	if p := overridesOf(t).Policy(b); p != nil {
 		r = p.Rule()
 	}
-	return s.limitPage(c, http.StatusOK, t, b, limitForm(r), "")
+	own, err := ownLimit(t, b)
+	if err != nil {
+		return nil, err
+	}
+	return limitForm(r, own), nil
+}
+
+// changeLimit makes the tenant's own limit what is wanted ("": none), if it still is what the form remembers. If it is not, it
+// returns [tenants.ErrChanged] and the tenant as it is now; what else of the tenant was changed meanwhile does not matter.
+func (s *server) changeLimit(c *call, t *tenants.TenantEntry, b ratelimit.Bucket, was, wanted string) (*tenants.TenantEntry, error) {
+	for {
+		switch own, err := ownLimit(t, b); {
+		case err != nil:
+			return t, err
+		case own == wanted: // a form that was sent twice
+			return t, nil
+		case own != was:
+			return t, tenants.ErrChanged
+		}
+		var err error
+		if wanted == "" {
+			err = s.Tenants.DeleteLimit(c.ctx(), c.actor(), t.ID, b.String(), t.Version)
+		} else {
+			err = s.Tenants.SetLimit(c.ctx(), c.actor(), t.ID, b.String(), json.RawMessage(wanted), t.Version)
+		}
+		if !errors.Is(err, tenants.ErrChanged) {
+			s.changed(c)
+			return t, err
+		}
+		// This node is behind: catch up, and look again.
+		if err := s.Directory.Refresh(c.ctx()); err != nil {
+			return t, err
+		}
+		now, ok := s.Directory.Tenant(t.ID)
+		if !ok {
+			return t, tenants.ErrNotFound
+		}
+		if now.Version == t.Version {
+			return t, tenants.ErrChanged
+		}
+		t = now
+	}
+}
+
+// limitChanged shows a form that was sent to change what is not there any more; sent again, it does.
+func (s *server) limitChanged(c *call, t *tenants.TenantEntry, b ratelimit.Bucket, f *pageForm) (*reply, error) {
+	own, err := ownLimit(t, b)
+	if err != nil {
+		return nil, err
+	}
+	f.Get("was").Value = own
+	f.Problem = "Nothing was saved: somebody has changed this limit since you opened the page. What is in force now stands above; to replace it, save again."
+	return s.limitPage(c, http.StatusConflict, t, b, f.focus("limit"), "")
 }
 
 // saveLimit saves what the form says, or with the button to preview says it in other words and saves nothing.
@@ -256,7 +330,7 @@ func (s *server) saveLimit(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := limitForm(b.Info().Default)
+	f := limitForm(b.Info().Default, "")
 	r := readRule(f, values)
 	if err := r.Validate(); err != nil {
 		f.take(err)
@@ -272,10 +346,12 @@ func (s *server) saveLimit(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Tenants.SetLimit(c.ctx(), c.actor(), t.ID, b.String(), canonical); err != nil {
+	if t, err = s.changeLimit(c, t, b, values.Get("was"), string(canonical)); errors.Is(err, tenants.ErrChanged) {
+		return s.limitChanged(c, t, b, f)
+	}
+	if err != nil {
 		return nil, err
 	}
-	s.changed(c)
 	notice := "limit_saved"
 	if r.Limit == 0 {
 		notice = "limit_zero"
@@ -288,9 +364,19 @@ func (s *server) removeLimit(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Tenants.DeleteLimit(c.ctx(), c.actor(), t.ID, b.String()); err != nil {
+	values, err := c.formValues()
+	if err != nil {
 		return nil, err
 	}
-	s.changed(c)
+	if t, err = s.changeLimit(c, t, b, values.Get("was"), ""); errors.Is(err, tenants.ErrChanged) {
+		f, err := s.presentLimit(t, b)
+		if err != nil {
+			return nil, err
+		}
+		return s.limitChanged(c, t, b, f)
+	}
+	if err != nil {
+		return nil, err
+	}
 	return s.done(c, "limit_removed", "/admin/tenants/"+t.ID.String()+"/limits"), nil
 }

@@ -25,8 +25,8 @@ type call struct {
 	ip      netip.Addr
 	started time.Time
 
-	address    tenants.RangeKind // of the range that has ip; "" for none
-	undeclared bool              // it came through a proxy that is not trusted, so that ip is not the client's
+	address tenants.RangeKind // of the range that has ip; "" for none
+	doubt   doubt             // whether ip is the client's
 
 	route *route // nil until matched
 	auth.Caller
@@ -99,7 +99,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.metrics.inFlight.Inc()
 	defer s.finish(c)
 
-	if c.ip, c.undeclared = clientIP(r, s.TrustedProxies); c.undeclared {
+	if c.ip, c.doubt = clientIP(r, s.TrustedProxies); c.doubt == doubtUndeclared {
 		s.forwarding.note(c.started, s.Logger, c.ip)
 	}
 	s.setCommonHeaders(c)

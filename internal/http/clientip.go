@@ -15,15 +15,21 @@ import (
 // proxies that are trusted; a malformed one stops at the last trusted hop; if all are trusted the left-most is the
 // client. Ports, brackets and blanks are dropped, IPv4-mapped IPv6 is IPv4, zones are dropped.
 //
-// ignored tells that a forwarding header came from a peer that is not trusted and was therefore not read: behind a
-// proxy that was not declared everybody has the proxy's address.
-func clientIP(r *http.Request, trusted []netip.Prefix) (ip netip.Addr, ignored bool) {
+// The doubt tells when the address is a proxy's.
+func clientIP(r *http.Request, trusted []netip.Prefix) (ip netip.Addr, d doubt) {
 	peer, ok := parseHop(r.RemoteAddr)
 	if !ok {
-		return netip.IPv6Unspecified(), false // no TCP peer: a test, or a socket of another kind
+		return netip.IPv6Unspecified(), doubtNone // no TCP peer: a test, or a socket of another kind
 	}
-	if !isTrusted(peer, trusted) {
-		return peer, hasForwarding(r.Header)
+	switch {
+	case isTrusted(peer, trusted):
+	case hasForwarding(r.Header):
+		return peer, doubtUndeclared
+	default:
+		return peer, doubtNone
+	}
+	if len(r.Header["X-Forwarded-For"]) == 0 && hasForwarding(r.Header) {
+		return peer, doubtUnnamed
 	}
 	ip = peer
 	for _, line := range slices.Backward(r.Header["X-Forwarded-For"]) {
@@ -39,16 +45,28 @@ func clientIP(r *http.Request, trusted []netip.Prefix) (ip netip.Addr, ignored b
 			}
 			addr, ok := parseHop(hop)
 			if !ok {
-				return ip, false
+				return ip, doubtUnnamed
 			}
 			ip = addr
 			if !isTrusted(addr, trusted) {
-				return ip, false
+				return ip, doubtNone
 			}
 		}
 	}
-	return ip, false
+	return ip, doubtNone
 }
+
+// doubt is why an address may not be the client's.
+type doubt uint8
+
+const (
+	doubtNone doubt = iota
+	// A forwarding header came from a peer that is not trusted and was therefore not read: behind a proxy that was not
+	// declared everybody has the proxy's address.
+	doubtUndeclared
+	// A trusted proxy forwards the request, and X-Forwarded-For does not name whose it is, or not in a way that can be read.
+	doubtUnnamed
+)
 
 // parseHop reads an address as X-Forwarded-For and net/http write it: with or without a port, IPv6 with or without
 // brackets.

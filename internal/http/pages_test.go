@@ -3,6 +3,7 @@ package http
 import (
 	"bytes"
 	"fmt"
+	"html"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -168,8 +169,7 @@ func TestSignInAndOut(t *testing.T) {
 		{areaAdmin, url.Values{"email": {" ADA@example.com "}, "password": {testPassword}}, "/admin/tenants?q=x"},
 		{areaPortal, url.Values{"tenant": {" acme"}, "email": {"Bo@Acme.example"}, "password": {testPassword}}, "/portal/account"},
 	} {
-		t.Run(areas[tt.a].place, func(t *testing.T) {
-			t.Parallel()
+		t.Run(areas[tt.a].place, func(t *testing.T) { // one after the other: each counts the queries of all
 			home := tt.a.home()
 			f.show(t, home).leads(t, home+"/login")
 			f.show(t, tt.next).leads(t, home+"/login?"+url.Values{"next": {tt.next}}.Encode())
@@ -386,7 +386,7 @@ func TestPagesWithoutTLS(t *testing.T) {
 func TestAdminAddresses(t *testing.T) {
 	t.Parallel()
 	f := newFront(t, func(d *Deps) {
-		d.AdminNets = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/28"), netip.MustParsePrefix("2001:db8::/32")}
+		d.AdminNets = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/28"), netip.MustParsePrefix("2001:db8::/32"), netip.MustParsePrefix("10.9.9.9/32")}
 		d.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
 	})
 	admin := f.asAdmin(t, auth.RoleSuperAdmin)
@@ -406,6 +406,9 @@ func TestAdminAddresses(t *testing.T) {
 		"the same, by another header":  {[]option{from("192.0.2.1:5"), header("X-Real-Ip", "203.0.113.1")}, 403, codeProxyUndeclared},
 		"the same, by the newest":      {[]option{from("192.0.2.1:5"), header("Forwarded", "for=203.0.113.1")}, 403, codeProxyUndeclared},
 		"the same, as some clouds say": {[]option{from("192.0.2.1:5"), header("True-Client-Ip", "203.0.113.1")}, 403, codeProxyUndeclared},
+		"from a listed proxy":          {[]option{from("10.9.9.9:5")}, 200, ""},
+		"it names no client":           {[]option{from("10.9.9.9:5"), header("X-Forwarded-For", "unknown")}, 403, codeAddressRefused},
+		"it does so elsewhere":         {[]option{from("10.9.9.9:5"), header("X-Real-Ip", "203.0.113.1")}, 403, codeAddressRefused},
 	}
 	for name, tt := range tests {
 		a := f.call(t, "GET", "/admin/tenants", "", append(tt.options, admin)...)
@@ -704,13 +707,65 @@ func TestLimitPages(t *testing.T) {
 	}
 	f.show(t, one, admin).has(t, `value="200"`, `<option value="min" selected>minutes`, `<option value="sliding_window" selected>`, "Remove the own limit")
 
-	zero := f.post(t, one, with("limit", "0"), admin)
+	zero := f.post(t, one, url.Values{"limit": {"0"}, "scale_ms": {"2"}, "unit": {"min"}, "algorithm": {"sliding_window"}, "was": f.was(t, one, admin)["was"]}, admin)
 	f.show(t, list, admin, f.withCookie(areaAdmin, noticeCookie, f.cookieOf(zero, areaAdmin, noticeCookie).Value)).has(t, "0: refuses everything", "every request is refused until you raise it")
 	f.show(t, one, admin).has(t, "Refuses everything.")
 
-	f.post(t, one+"/remove", nil, admin).leads(t, list)
+	f.post(t, one+"/remove", f.was(t, one, admin), admin).leads(t, list)
 	f.post(t, one+"/remove", nil, admin).leads(t, list)
 	f.show(t, list, admin).lacks(t, "refuses everything", "200 per 2 minutes")
+}
+
+// was is what the form of a limit remembers.
+func (f *front) was(t testing.TB, page string, options ...option) url.Values {
+	t.Helper()
+	found := regexp.MustCompile(`name="was" value="([^"]*)"`).FindSubmatch(f.show(t, page, options...).body)
+	if found == nil {
+		t.Fatal("the form remembers nothing")
+	}
+	return url.Values{"was": {html.UnescapeString(string(found[1]))}}
+}
+
+// Of two who change a limit at the same time the second is told, and sees what is in force; who meant it sends the form
+// again. One form that is sent twice, and changes of other limits, are no conflict.
+func TestLimitChangedByTwo(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	admin := f.asAdmin(t, auth.RoleAdmin)
+	list := "/admin/tenants/" + f.tenant.ID.String() + "/limits"
+	one := list + "/inbound"
+	rule := func(limit string, was url.Values) url.Values {
+		return url.Values{"limit": {limit}, "scale_ms": {"1"}, "unit": {"s"}, "algorithm": {"token_bucket"}, "action": {"save"}, "was": was["was"]}
+	}
+	opened := f.was(t, one, admin)
+	f.post(t, list+"/api_read", rule("9", f.was(t, list+"/api_read", admin)), admin).leads(t, list)
+	f.post(t, one, rule("111", opened), admin).leads(t, list)
+	f.post(t, one, rule("111", opened), admin).leads(t, list)
+	late := f.post(t, one, rule("222", opened), admin)
+	late.is(t, 409, "")
+	late.has(t, "Nothing was saved", `name="limit" type="text" value="222"`, "<strong>111 per second", "<title>Error: ")
+	late = f.post(t, one+"/remove", opened, admin)
+	late.is(t, 409, "")
+	late.has(t, "Nothing was saved", `name="limit" type="text" value="111"`)
+	f.show(t, list, admin).has(t, "111 per second")
+
+	// A change that this node has not heard of yet counts too.
+	now := f.was(t, one, admin)
+	if err := f.Tenants.SetLimit(t.Context(), testActor, f.tenant.ID, "inbound", raw(`{"limit":333,"scale_ms":1000,"algorithm":"fixed_window"}`)); err != nil {
+		t.Fatal(err)
+	}
+	late = f.post(t, one, rule("222", now), admin)
+	late.is(t, 409, "")
+	late.has(t, "<strong>333 per second")
+	found := regexp.MustCompile(`name="was" value="([^"]*)"`).FindSubmatch(late.body)
+	f.post(t, one, rule("222", url.Values{"was": {html.UnescapeString(string(found[1]))}}), admin).leads(t, list)
+	f.show(t, list, admin).has(t, "222 per second")
+	now = f.was(t, one, admin)
+	if err := f.Tenants.SetLimit(t.Context(), testActor, f.tenant.ID, "api_read", raw(`{"limit":8,"scale_ms":1000,"algorithm":"fixed_window"}`)); err != nil {
+		t.Fatal(err)
+	}
+	f.post(t, one, rule("223", now), admin).leads(t, list)
+	f.show(t, list, admin).has(t, "223 per second", "8 per second")
 }
 
 // With limits switched off every page of administration says so, and shows what will be in force again.
@@ -857,6 +912,9 @@ func TestSignInLink(t *testing.T) {
 	in := f.post(t, path, nil)
 	in.leads(t, "/admin")
 	own := f.withCookie(areaAdmin, sessionCookie, f.cookieOf(in, areaAdmin, sessionCookie).Value)
+	if c := f.cookieOf(in, areaAdmin, deviceCookie); c != nil {
+		t.Errorf("the link takes from a known device what it is known by: %v", c)
+	}
 	f.show(t, "/admin/password", own).lacks(t, "Current password")
 	again := f.post(t, path, nil)
 	if again.StatusCode < 400 || f.cookieOf(again, areaAdmin, sessionCookie) != nil {

@@ -172,12 +172,15 @@ func safeNext(a area, text string) string {
 }
 
 // admits refuses everything of the administration to addresses that are not listed, and to those behind a proxy that was
-// not declared: who they are can't be known.
+// not declared, or does not tell them: who they are can't be known.
 func (s *server) admits(c *call, a area) error {
 	switch {
 	case a != areaAdmin:
 		return nil
-	case c.undeclared:
+	case c.doubt == doubtUnnamed:
+		return newProblem(codeAddressRefused, "The request came through the proxy %s, which does not name your address in X-Forwarded-For in a way that "+
+			"can be read, so whether it is listed can't be known. Have the proxy add the address to X-Forwarded-For.", c.ip)
+	case c.doubt == doubtUndeclared:
 		return newProblem(codeProxyUndeclared, "The request came through a proxy that is not listed in TRUSTED_PROXIES (%s), so "+
 			"whose it is can't be known. List the proxy there, and the administration is reachable through it.", c.ip)
 	case !isTrusted(c.ip, s.AdminNets):

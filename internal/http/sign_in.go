@@ -133,7 +133,9 @@ func (s *server) visitor(c *call) auth.Visitor {
 func (s *server) welcome(c *call, in auth.SignedIn, next string) *reply {
 	a := c.route.area
 	s.setCookie(c, a, sessionCookie, in.Token.Reveal(), 0)
-	s.setCookie(c, a, deviceCookie, in.Device.Reveal(), auth.DeviceLife)
+	if in.Device != "" { // else the one that the browser has goes on
+		s.setCookie(c, a, deviceCookie, in.Device.Reveal(), auth.DeviceLife)
+	}
 	if in.Session.User.MustChangePassword || !in.Session.User.HasPassword {
 		next = a.home() + "/password"
 	}
