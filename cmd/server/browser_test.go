@@ -140,16 +140,30 @@ func (b *tab) listen(event any) {
 
 func (b *tab) do(steps ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
-	if err := chromedp.Do(b.ctx, steps...); err != nil {
+	if err := again(func() error { return chromedp.Do(b.ctx, steps...) }); err != nil {
 		b.t.Fatal(err)
 	}
+}
+
+// again repeats what found its element, and then not: the browser has numbered the nodes of a page anew just after it
+// was loaded. Nothing was done to the page then.
+func again(step func() error) (err error) {
+	for range 5 {
+		if err = step(); err == nil || !strings.Contains(err.Error(), "No node with given id") {
+			return err
+		}
+	}
+	return err
 }
 
 // turns does what makes another page come, and checks its status and path; a path that ends in * is a beginning.
 func (b *tab) turns(status int64, path string, steps ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
-	r, err := chromedp.RunResponse(b.ctx, steps...)
-	if err != nil {
+	var r *network.Response
+	if err := again(func() (err error) {
+		r, err = chromedp.RunResponse(b.ctx, steps...)
+		return err
+	}); err != nil {
 		b.t.Fatalf("to %s: %v", path, err)
 	}
 	at := strings.TrimPrefix(r.URL, b.base)
@@ -180,8 +194,11 @@ func (b *tab) fill(id, text string) {
 
 func (b *tab) text(selector string) string {
 	b.t.Helper()
-	text, err := chromedp.Run(b.ctx, chromedp.Text(chromedp.CSS(selector)))
-	if err != nil {
+	var text string
+	if err := again(func() (err error) {
+		text, err = chromedp.Run(b.ctx, chromedp.Text(chromedp.CSS(selector)))
+		return err
+	}); err != nil {
 		b.t.Fatalf("text of %s: %v", selector, err)
 	}
 	return text
