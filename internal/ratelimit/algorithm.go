@@ -268,6 +268,20 @@ func FromShape(shape uint64) Policy {
 	return p
 }
 
+// FromShapeOf is FromShape with the quota that the policy had: all that a check of
+// its counters needs.
+func FromShapeOf(shape uint64, quota uint32) Policy {
+	p := FromShape(shape)
+	switch {
+	case p.alg != TokenBucket:
+		p.limit = quota
+	case quota != p.burst:
+		p.burst = quota
+		p.derive()
+	}
+	return p
+}
+
 // ValidShape tells whether a number from elsewhere is the shape of some policy
 // with a limit that is not 0.
 func ValidShape(shape uint64) bool {

@@ -7,32 +7,86 @@ import (
 	"converger/internal/ratelimit"
 )
 
-// entry is what a node keeps of a key beside its counter: what peers said of it,
-// and what they were told. Only keys that peers reported, or that are worth
-// reporting, have one. Its number, with that of its pool, is the counter's link.
+// entry is what a node keeps of a key that peers reported, or that is worth
+// reporting: 32 bytes beside the key's counter, a cell for each peer, and a usage
+// if the key is used here too. Its number, with that of its pool, is the counter's
+// link. Nothing here has a pointer: a million entries cost the garbage collector
+// nothing.
 type entry struct {
 	head   atomic.Uint64 // what others have: ms<<32 | units; valid in that millisecond
-	last   atomic.Uint64 // State.Word of the window that ended last
-	policy atomic.Pointer[ratelimit.Policy]
 	before atomic.Uint32 // what others had of the window before
-	tried  atomic.Uint32 // attempts since the last tick that base does not show
-	base   atomic.Uint32 // own count, or spent, at the last tick
-	spent  atomic.Uint32 // token bucket: spent in the epoch, wraps
-	early  atomic.Uint32 // token bucket: what spent must exceed for an early report
-	thin   atomic.Uint32 // one refusal in 2^thin is counted
-	queued atomic.Bool   // for an early report
-	active atomic.Bool   // in the pool's list of active keys
+	use    atomic.Uint32 // number of the usage in the pool; 0: never used here
+	key    ratelimit.Key // guarded by chunk.mu; zero: the entry is not in use
+}
 
-	dead bool // guarded by pool.mu: gave up its place, to be freed when in no list
+// usage is what a node keeps of its own use of a key, and of what the others were
+// told of it.
+type usage struct {
+	last  atomic.Uint64 // State.Word of the window that ended last
+	tried atomic.Uint32 // attempts since the last tick that base does not show
+	base  atomic.Uint32 // own count, or spent, at the last tick
+	spent atomic.Uint32 // token bucket: spent in the epoch, wraps
+	early atomic.Uint32 // token bucket: what spent must exceed for an early report
+	quota atomic.Uint32 // one more than the quota of the policy last applied, 0: none; see policy
+	state atomic.Uint32 // activeBit, queuedBit, and above thinShift: one refusal in 2^thin is counted
 
-	mu     sync.Mutex // guards what follows, and the entry's registers
-	key    ratelimit.Key
+	dead bool // guarded by pool.mu: the counter gave up its place; to be freed when in no list
+
+	// Guarded by the mu of the entry's chunk.
+	force  bool  // tell at the next tick
+	quiet  uint8 // ticks without anything to tell
 	demand float32
-	epoch  uint32            // token bucket: of spent
-	told   told              // the last report
-	toldAt ratelimit.Instant // 0: never told
-	quiet  uint8             // ticks without anything to tell
-	force  bool              // tell at the next tick
+	epoch  uint32 // token bucket: of spent
+	told   told   // the last report
+	toldAt ratelimit.Instant
+}
+
+const (
+	activeBit = 1 << iota // in the pool's list of active keys
+	queuedBit             // for an early report
+	thinShift = 8
+)
+
+func (u *usage) is(bit uint32) bool { return u.state.Load()&bit != 0 }
+
+func (u *usage) thin() uint32 { return u.state.Load() >> thinShift }
+
+func (u *usage) setThin(thin uint32) {
+	for {
+		was := u.state.Load()
+		is := was&(1<<thinShift-1) | thin<<thinShift
+		if is == was || u.state.CompareAndSwap(was, is) {
+			return
+		}
+	}
+}
+
+// policy is the one last applied to a counter kept under shape, as far as reports
+// need it; false when none was, or the counter is changing its place or shape.
+func (u *usage) policy(shape uint64) (ratelimit.Policy, bool) {
+	q := u.quota.Load()
+	if q == 0 || shape == 0 {
+		return ratelimit.Policy{}, false
+	}
+	return ratelimit.FromShapeOf(shape, q-1), true
+}
+
+// attempts is the demand, 0 of a key that is not used here.
+func (u *usage) attempts() float64 {
+	if u == nil {
+		return 0
+	}
+	return float64(u.demand)
+}
+
+// reset makes a usage new, but for the lists that it may be in.
+func (u *usage) reset(epoch uint32) {
+	u.last.Store(0)
+	for _, a := range []*atomic.Uint32{&u.tried, &u.base, &u.spent, &u.early, &u.quota} {
+		a.Store(0)
+	}
+	u.setThin(0)
+	u.dead, u.force, u.quiet, u.demand, u.epoch, u.told, u.toldAt = false, false, 0, 0, epoch, told{}, 0
 }
 
 // told is what of a report decides when the next one is due; see register.
@@ -43,41 +97,99 @@ type told struct {
 
 const (
 	pools     = 64
-	chunkLen  = 256
+	chunkLen  = 64
 	entryBits = 26 // of a link, the rest is the number of the pool
 	entryMask = 1<<entryBits - 1
 )
 
-// chunk holds entries and their registers, stride registers to an entry. regs and
-// stride change only while every entry is locked.
+// chunk holds entries and their cells, stride cells to an entry. One mutex for all
+// of a chunk is held for a moment by whoever computes, reports or merges one of its
+// keys, at most once a millisecond and key by those who check.
 type chunk struct {
+	cells  []cell
+	stride int
+	mu     sync.Mutex // guards cells, stride, and the keys and usages of the entries
+
 	entries [chunkLen]entry
-	regs    []register
-	stride  int
 }
 
-// registers are those of entry i, by the peer's slot. The entry is locked.
-func (c *chunk) registers(i uint32) []register {
-	return c.regs[int(i)*c.stride : (int(i)+1)*c.stride]
-}
+// of returns the cells of entry i, by the peer's slot. The chunk is locked.
+func (c *chunk) of(i uint32) []cell { return c.cells[int(i)*c.stride : (int(i)+1)*c.stride] }
 
 // pool is a part of the entries with its own lock, so that none is shared by all keys.
 type pool struct {
-	chunks atomic.Pointer[[]*chunk]
+	chunks slab[chunk]
+	usages slab[[chunkLen]usage]
 
-	mu     sync.Mutex
-	next   uint32 // entries ever used; 0 stands for none
-	free   []uint32
-	active []uint32
-	due    []uint32 // queued for an early report
-	_      [64]byte
+	mu       sync.Mutex
+	next     uint32 // entries ever used; 0 stands for none
+	free     []uint32
+	nextUse  uint32 // usages ever used; 0 stands for none
+	freeUses []uint32
+	active   []uint32
+	due      []uint32 // queued for an early report
+	_        [64]byte
 }
 
-// entry finds the entry of a link, and where its registers are.
+// slab is a list that grows by a part at a time and is read without a lock.
+type slab[T any] struct{ parts atomic.Pointer[[]*T] }
+
+func (s *slab[T]) part(i uint32) *T { return (*s.parts.Load())[i] }
+
+func (s *slab[T]) all() []*T {
+	if p := s.parts.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// grow adds a part, unless there are more than i. One goroutine grows at a time.
+func (s *slab[T]) grow(i uint32, made func() *T) {
+	if parts := s.all(); int(i) >= len(parts) {
+		parts = append(parts[:len(parts):len(parts)], made())
+		s.parts.Store(&parts)
+	}
+}
+
+func (pl *pool) usage(n uint32) *usage { return &pl.usages.part(n / chunkLen)[n%chunkLen] }
+
+// entry finds the entry of a link, and where its cells are.
 func (s *Store) entry(link uint32) (*entry, *chunk, uint32) {
-	c := (*s.pools[link>>entryBits].chunks.Load())[link&entryMask/chunkLen]
+	c := s.pools[link>>entryBits].chunks.part(link & entryMask / chunkLen)
 	i := link % chunkLen
 	return &c.entries[i], c, i
+}
+
+// usage is that of an entry, nil if there is none.
+func (s *Store) usage(link uint32, e *entry) *usage {
+	if n := e.use.Load(); n != 0 {
+		return s.pools[link>>entryBits].usage(n)
+	}
+	return nil
+}
+
+// used is usage, made if need be.
+func (s *Store) used(link uint32, e *entry) *usage {
+	if u := s.usage(link, e); u != nil {
+		return u
+	}
+	pl := &s.pools[link>>entryBits]
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
+	n := e.use.Load()
+	if n == 0 {
+		if l := len(pl.freeUses); l > 0 {
+			n = pl.freeUses[l-1]
+			pl.freeUses = pl.freeUses[:l-1]
+		} else {
+			pl.nextUse++
+			n = pl.nextUse
+			pl.usages.grow(n/chunkLen, func() *[chunkLen]usage { return new([chunkLen]usage) })
+		}
+		pl.usage(n).reset(s.epochs.Add(1))
+		e.use.Store(n)
+	}
+	return pl.usage(n)
 }
 
 // alloc makes an entry for a key; 0 when there are too many.
@@ -96,29 +208,22 @@ func (s *Store) alloc(k ratelimit.Key) uint32 {
 		}
 		pl.next++
 		i = pl.next
-		var chunks []*chunk
-		if old := pl.chunks.Load(); old != nil {
-			chunks = *old
-		}
-		if int(i/chunkLen) >= len(chunks) {
+		pl.chunks.grow(i/chunkLen, func() *chunk {
 			stride := int(s.stride.Load())
-			chunks = append(chunks[:len(chunks):len(chunks)], &chunk{regs: make([]register, chunkLen*stride), stride: stride})
-			pl.chunks.Store(&chunks)
-		}
+			return &chunk{cells: make([]cell, chunkLen*stride), stride: stride}
+		})
 	}
 	link := n<<entryBits | i
 	e, c, j := s.entry(link)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	clear(c.registers(j))
-	for _, a := range []*atomic.Uint32{&e.before, &e.tried, &e.base, &e.spent, &e.early, &e.thin} {
-		a.Store(0)
-	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.of(j))
+	e.before.Store(0)
 	e.head.Store(0)
-	e.last.Store(0)
-	e.policy.Store(nil)
-	e.key, e.demand, e.quiet, e.force, e.told, e.toldAt = k, 0, 0, false, told{}, 0
-	e.epoch = s.epochs.Add(1)
+	e.key = k
+	if u := s.usage(link, e); u != nil { // somebody came late, when the entry was free
+		u.reset(s.epochs.Add(1))
+	}
 	return link
 }
 
@@ -127,44 +232,54 @@ func (s *Store) Freed(link uint32) {
 	pl := &s.pools[link>>entryBits]
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
-	e, _, _ := s.entry(link)
-	e.dead = true
-	s.collect(pl, e, link)
+	e, c, _ := s.entry(link)
+	u := s.usage(link, e)
+	if u == nil {
+		pl.release(link, e, c)
+		return
+	}
+	u.dead = true
+	pl.collect(link, e, c, u)
 }
 
 // collect frees a dead entry that is in no list. pl.mu is held.
-func (s *Store) collect(pl *pool, e *entry, link uint32) {
-	if e.dead && !e.active.Load() && !e.queued.Load() {
-		e.dead = false
-		e.mu.Lock()
-		e.key = ratelimit.Key{} // in use no more
-		e.mu.Unlock()
-		pl.free = append(pl.free, link&entryMask)
+func (pl *pool) collect(link uint32, e *entry, c *chunk, u *usage) {
+	if u.dead && !u.is(activeBit|queuedBit) {
+		u.dead = false
+		pl.freeUses = append(pl.freeUses, e.use.Swap(0))
+		pl.release(link, e, c)
 	}
 }
 
-// activate puts an entry on the list that the tick walks.
-func (s *Store) activate(link uint32, e *entry) {
-	if e.active.Load() {
+func (pl *pool) release(link uint32, e *entry, c *chunk) {
+	c.mu.Lock()
+	e.key = ratelimit.Key{}
+	c.mu.Unlock()
+	pl.free = append(pl.free, link&entryMask)
+}
+
+// activate puts a key on the list that the tick walks.
+func (s *Store) activate(link uint32, u *usage) {
+	if u.is(activeBit) {
 		return
 	}
 	pl := &s.pools[link>>entryBits]
 	pl.mu.Lock()
-	if !e.dead && e.active.CompareAndSwap(false, true) {
+	if !u.dead && u.state.Or(activeBit)&activeBit == 0 {
 		pl.active = append(pl.active, link)
 	}
 	pl.mu.Unlock()
 }
 
-// hurry queues an entry for an early report.
-func (s *Store) hurry(link uint32, e *entry) {
-	if e.queued.Load() {
+// hurry queues a key for an early report.
+func (s *Store) hurry(link uint32, u *usage) {
+	if u.is(queuedBit) {
 		return
 	}
 	n := link >> entryBits
 	pl := &s.pools[n]
 	pl.mu.Lock()
-	queue := !e.dead && e.queued.CompareAndSwap(false, true)
+	queue := !u.dead && u.state.Or(queuedBit)&queuedBit == 0
 	if queue {
 		pl.due = append(pl.due, link)
 	}
@@ -179,53 +294,46 @@ func (s *Store) hurry(link uint32, e *entry) {
 	}
 }
 
-// widen makes room for registers of so many peers.
+// widen makes room for cells of so many peers.
 func (s *Store) widen(stride int) {
 	s.stride.Store(int32(stride))
 	for n := range s.pools {
 		pl := &s.pools[n]
 		pl.mu.Lock()
-		chunks := pl.chunks.Load()
+		chunks := pl.chunks.all()
 		pl.mu.Unlock()
-		if chunks == nil {
-			continue
-		}
-		for _, c := range *chunks {
-			for i := range c.entries {
-				c.entries[i].mu.Lock()
-			}
+		for _, c := range chunks {
+			c.mu.Lock()
 			if c.stride < stride {
-				regs := make([]register, chunkLen*stride)
+				cells := make([]cell, chunkLen*stride)
 				for i := range chunkLen {
-					copy(regs[i*stride:], c.regs[i*c.stride:(i+1)*c.stride])
+					copy(cells[i*stride:], c.of(uint32(i)))
 				}
-				c.regs, c.stride = regs, stride
+				c.cells, c.stride = cells, stride
 			}
-			for i := range c.entries {
-				c.entries[i].mu.Unlock()
-			}
+			c.mu.Unlock()
 		}
 	}
 }
 
-// forget clears the registers of a peer's slot, before another peer gets it.
+// forget clears the cells of a peer's slot, before another peer gets it.
 func (s *Store) forget(slot int) {
-	s.each(func(_ uint32, e *entry, regs []register) {
-		if slot < len(regs) {
-			regs[slot] = register{}
+	s.each(func(_ uint32, e *entry, _ *usage, cells []cell) {
+		if slot < len(cells) {
+			cells[slot] = cell{}
 		}
 		e.head.Store(0)
 	})
 }
 
-// each calls f with every entry ever used, locked.
-func (s *Store) each(f func(link uint32, e *entry, regs []register)) {
+// each calls f with every entry ever used, locked; the usage may be nil.
+func (s *Store) each(f func(link uint32, e *entry, u *usage, cells []cell)) {
 	for n := range s.pools {
 		s.eachOf(n, f)
 	}
 }
 
-func (s *Store) eachOf(n int, f func(link uint32, e *entry, regs []register)) {
+func (s *Store) eachOf(n int, f func(link uint32, e *entry, u *usage, cells []cell)) {
 	pl := &s.pools[n]
 	pl.mu.Lock()
 	used := pl.next
@@ -233,8 +341,8 @@ func (s *Store) eachOf(n int, f func(link uint32, e *entry, regs []register)) {
 	for i := uint32(1); i <= used; i++ {
 		link := uint32(n)<<entryBits | i
 		e, c, j := s.entry(link)
-		e.mu.Lock()
-		f(link, e, c.registers(j))
-		e.mu.Unlock()
+		c.mu.Lock()
+		f(link, e, s.usage(link, e), c.of(j))
+		c.mu.Unlock()
 	}
 }

@@ -37,7 +37,7 @@ func (p *peer) outlives(end ratelimit.Instant) {
 // healedSince tells whether a split from the peer ended since a stamp.
 func (p *peer) healedSince(at uint32, now ratelimit.Instant) bool {
 	h := ratelimit.Instant(p.healed.Load())
-	return h != 0 && now-h < ratelimit.Instant(time.Hour) && int32(at-stamp(h)) < 0
+	return h != 0 && now-h < ratelimit.Instant(time.Hour) && apart(at, stamp(h)) < 0
 }
 
 // delays tells how much longer than usual a message was on its way. Clocks that
@@ -90,7 +90,7 @@ func (s *Store) slot(id cluster.ID, now ratelimit.Instant) int {
 		free = len(s.peers)
 		s.peers = append(s.peers, nil)
 		if st := int(s.stride.Load()); free >= st {
-			s.widen(st * 2)
+			s.widen(st + max(1, st/2))
 		}
 	}
 	// Until a view names it, it is as good as dead: its counts stand, no more is expected of it.
@@ -207,18 +207,22 @@ func (s *Store) take(p *peer, slot int, rec *record, kind byte, now ratelimit.In
 		}
 	}
 	e, ch, i := s.entry(link)
-	e.mu.Lock()
+	ch.mu.Lock()
 	if e.key != rec.key { // freed under our hands; the next report makes it anew
-		e.mu.Unlock()
+		ch.mu.Unlock()
 		return
 	}
-	reg := &ch.registers(i)[slot]
+	kept := &ch.of(i)[slot]
+	reg := kept.load(m.win)
 	first := reg.batch == 0
 	// What a peer spent beyond a split came out of its own share.
 	level := kind == kindState || !s.table.Load().visible(slot) || p.healedSince(reg.at, now)
 	grown, taken := reg.merge(m)
+	if taken {
+		kept.store(reg)
+	}
 	e.head.Store(0)
-	e.mu.Unlock()
+	ch.mu.Unlock()
 	if taken && tokens {
 		s.book(c, rec, grown, first, level, now)
 	}
@@ -286,11 +290,15 @@ func (s *Store) takeOther(rec *record, o other, shape uint64, now ratelimit.Inst
 		return
 	}
 	e, ch, i := s.entry(link)
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
 	if e.key == rec.key {
 		o.at, o.known = stamp(now), o.count
-		ch.registers(i)[slot].merge(o.register)
+		kept := &ch.of(i)[slot]
+		reg := kept.load(o.win)
+		if _, taken := reg.merge(o.register); taken {
+			kept.store(reg)
+		}
 		e.head.Store(0)
 	}
 }
@@ -342,23 +350,23 @@ func (s *Store) stateOf(c local.Counter, now ratelimit.Instant) {
 	var others []other
 	if link, _ := c.Link(); link != 0 {
 		e, ch, i := s.entry(link)
-		e.mu.Lock()
-		r = s.own(e, c, &p, state, now)
-		r.demand = e.demand
-		regs := ch.registers(i)
+		ch.mu.Lock()
+		r = s.own(s.usage(link, e), &p, state, now)
+		cells := ch.of(i)
 		t := s.table.Load()
 		if p.Algorithm() != ratelimit.TokenBucket {
 			r.known = r.count
-			for j := range regs {
-				r.known = units(float64(r.known) + float64(regs[j].in(r.win)))
-				if j < len(t.slots) && !t.visible(j) && regs[j].live(&p, now) {
-					others = append(others, other{t.slots[j].id, regs[j]})
+			for j := range cells {
+				peer := cells[j].load(r.win)
+				r.known = units(float64(r.known) + float64(peer.in(r.win)))
+				if j < len(t.slots) && !t.visible(j) && peer.live(&p, now) {
+					others = append(others, other{t.slots[j].id, peer})
 				}
 			}
 		}
-		e.mu.Unlock()
+		ch.mu.Unlock()
 	} else {
-		r = s.own(&entry{}, c, &p, state, now)
+		r = s.own(nil, &p, state, now)
 		r.known = max(r.known, r.count)
 	}
 	if r.count == 0 && r.prev == 0 && r.known == 0 && len(others) == 0 {

@@ -1,5 +1,7 @@
 package cluster
 
+import "math"
+
 // register is what one node said last about one key. Only that node writes it:
 // what travels is its own count, as a whole, never a difference.
 //
@@ -17,7 +19,42 @@ type register struct {
 	prev   uint32 // own count in the window before
 	known  uint32 // all that the sender knew to be spent in the window, its own count included; token bucket: tokens in use
 	demand float32
-	at     uint32 // when it was sent, by our clock, in ticks
+	at     uint32 // when it was sent, by our clock, as stamp tells
+}
+
+// cell is a register as it is kept, in 24 bytes: for each key there are as many as
+// there are peers. A window index is kept as its lower 24 bits, which tell it among
+// the windows near to the present one, the demand as the 16 bits that travel, and
+// the time, of 28 bits, in what the others leave. Both numbers of units are below
+// 1<<30, as ratelimit.MaxLimit is; a token bucket's count wraps at 1<<32.
+type cell struct {
+	batch  uint32
+	win    uint32 // at's bits 20 to 27 above the window
+	count  uint32
+	prev   uint32 // bits 18 and 19 above
+	known  uint32 // bits 16 and 17 above
+	demand uint16
+	at     uint16 // bits 0 to 15
+}
+
+const maxUnits = 1<<30 - 1
+
+// load unpacks a cell. near is a window not further than 1<<23 from the register's;
+// of a token bucket it tells only whether near is its epoch.
+func (c *cell) load(near uint32) register {
+	return register{
+		batch: c.batch, win: near + uint32(int32((c.win-near)<<8)>>8), count: c.count, prev: c.prev & maxUnits, known: c.known & maxUnits,
+		demand: math.Float32frombits(uint32(c.demand) << 16),
+		at:     c.win>>24<<20 | c.prev>>30<<18 | c.known>>30<<16 | uint32(c.at),
+	}
+}
+
+func (c *cell) store(r register) {
+	*c = cell{
+		batch: r.batch, win: r.win&(1<<24-1) | r.at>>20<<24, count: r.count,
+		prev: min(r.prev, maxUnits) | r.at>>18<<30, known: min(r.known, maxUnits) | r.at>>16<<30,
+		demand: half(r.demand), at: uint16(r.at),
+	}
 }
 
 // newer compares batch numbers, which wrap.

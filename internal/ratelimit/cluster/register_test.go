@@ -1,13 +1,16 @@
 package cluster
 
 import (
+	"math"
 	"math/rand/v2"
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"converger/internal/cluster"
+	"converger/internal/ratelimit"
 )
 
 // Registers of some starts of nodes, as a set that merges.
@@ -129,4 +132,32 @@ func TestRegisterKeepsTheWindowBefore(t *testing.T) {
 			t.Errorf("seen from window %d: %v, want %v", win, got, want)
 		}
 	}
+}
+
+// What a cell keeps comes back, but for the lower bits of the demand.
+func TestCellKeepsItsRegister(t *testing.T) {
+	t.Parallel()
+	if size := unsafe.Sizeof(cell{}); size != 24 {
+		t.Errorf("a cell takes %d bytes, want 24", size)
+	}
+	if size := unsafe.Sizeof(entry{}); size != 32 {
+		t.Errorf("an entry takes %d bytes, want 32", size)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		units := rapid.Uint32Range(0, ratelimit.MaxLimit)
+		want := register{
+			batch: rapid.Uint32().Draw(t, "batch"), win: rapid.Uint32().Draw(t, "win"), count: rapid.Uint32().Draw(t, "count"),
+			prev: units.Draw(t, "prev"), known: units.Draw(t, "known"), at: rapid.Uint32Range(0, 1<<stampBits-1).Draw(t, "at"),
+			demand: math.Float32frombits(uint32(half(rapid.Float32Range(0, 1e9).Draw(t, "demand"))) << 16),
+		}
+		near := want.win + uint32(rapid.Int32Range(-1<<23+1, 1<<23-1).Draw(t, "off"))
+		var c cell
+		c.store(want)
+		if got := c.load(near); got != want {
+			t.Fatalf("%+v, want %+v", got, want)
+		}
+		if epoch := rapid.Uint32().Draw(t, "epoch"); (c.load(epoch).win == epoch) != ((epoch-want.win)<<8 == 0) {
+			t.Fatalf("window %d is taken for %d", want.win, epoch)
+		}
+	})
 }

@@ -48,7 +48,11 @@ func (s *Store) leave(ctx context.Context) {
 
 // flushAll reports every active key.
 func (s *Store) flushAll(now ratelimit.Instant) {
-	s.each(func(_ uint32, e *entry, _ []register) { e.force = e.force || e.active.Load() })
+	s.each(func(_ uint32, _ *entry, u *usage, _ []cell) {
+		if u != nil {
+			u.force = u.force || u.is(activeBit)
+		}
+	})
 	s.out.Lock()
 	defer s.out.Unlock()
 	s.tick(now)
@@ -106,28 +110,33 @@ func (s *Store) early(now ratelimit.Instant) {
 	}
 	for _, link := range links {
 		e, c, i := s.entry(link)
-		e.mu.Lock()
-		if wait := e.toldAt + ratelimit.Instant(minGap) - now; e.toldAt != 0 && wait > 0 && wait <= ratelimit.Instant(minGap) {
-			e.mu.Unlock()
+		u := s.usage(link, e)
+		if u == nil {
+			continue // freed meanwhile
+		}
+		c.mu.Lock()
+		if wait := u.toldAt + ratelimit.Instant(minGap) - now; u.toldAt != 0 && wait > 0 && wait <= ratelimit.Instant(minGap) {
+			c.mu.Unlock()
 			at := (ms(now+wait-1) + 1) % int64(len(s.later))
 			s.later[at] = append(s.later[at], link)
 			continue
 		}
-		e.queued.Store(false)
-		if s.report(link, e, c.registers(i), now) {
+		u.state.And(^uint32(queuedBit))
+		if s.report(link, e, u, c.of(i), now) {
 			s.m.early.Add(1)
 		}
-		e.mu.Unlock()
-		s.sweepDead(link, e)
+		c.mu.Unlock()
+		s.sendFull()
+		s.sweepDead(link, e, c, u)
 	}
 	s.urgent = links
 }
 
-// sweepDead frees an entry that died while it was queued.
-func (s *Store) sweepDead(link uint32, e *entry) {
+// sweepDead frees an entry that died while it was in a list.
+func (s *Store) sweepDead(link uint32, e *entry, c *chunk, u *usage) {
 	pl := &s.pools[link>>entryBits]
 	pl.mu.Lock()
-	s.collect(pl, e, link)
+	pl.collect(link, e, c, u)
 	pl.mu.Unlock()
 }
 
@@ -151,18 +160,27 @@ func (s *Store) tick(now ratelimit.Instant) {
 		kept := links[:0]
 		for _, link := range links {
 			e, c, i := s.entry(link)
-			e.mu.Lock()
-			keep := s.measure(link, e, c.registers(i), now, elapsed)
-			if !keep {
-				e.demand = 0
-				e.active.Store(false)
+			u := s.usage(link, e)
+			if u == nil {
+				continue
 			}
-			e.mu.Unlock()
+			c.mu.Lock()
+			keep := s.measure(link, e, u, c.of(i), now, elapsed)
+			if !keep {
+				u.demand = 0
+				u.state.And(^uint32(activeBit))
+			}
+			k := e.key
+			c.mu.Unlock()
+			s.sendFull()
 			if keep {
 				kept = append(kept, link)
-			} else {
-				s.retire(link, e)
+				continue
 			}
+			if c, ok := s.counter(k, link); ok {
+				c.SetMark(0) // so that the next spend says so
+			}
+			s.sweepDead(link, e, c, u)
 		}
 		pl.mu.Lock()
 		pl.active = append(pl.active, kept...)
@@ -182,57 +200,57 @@ func (s *Store) tick(now ratelimit.Instant) {
 const quietTicks = 10
 
 // measure does for tick what concerns one key; false: it is no longer active.
-func (s *Store) measure(link uint32, e *entry, regs []register, now ratelimit.Instant, elapsed float64) bool {
+func (s *Store) measure(link uint32, e *entry, u *usage, cells []cell, now ratelimit.Instant, elapsed float64) bool {
 	c, ok := s.counter(e.key, link)
-	p := e.policy.Load()
-	if !ok || p == nil {
+	if !ok || u.quota.Load() == 0 {
 		return false
 	}
 	state, shape := c.Load()
-	if shape != p.Shape() {
-		return true // moving, or not yet under the new policy
+	p, ok := u.policy(shape)
+	if !ok {
+		return true // moving
 	}
 	own := uint32(state.Word)
 	if p.Algorithm() == ratelimit.TokenBucket {
-		own = e.spent.Load()
+		own = u.spent.Load()
 	}
-	tried := e.tried.Swap(0)
-	if d := int32(own - e.base.Swap(own)); d > 0 {
+	tried := u.tried.Swap(0)
+	if d := int32(own - u.base.Swap(own)); d > 0 {
 		tried += uint32(d)
 	}
-	d := averaged(float64(e.demand), float64(tried), elapsed)
+	d := averaged(float64(u.demand), float64(tried), elapsed)
 	if d < 0.5 && tried == 0 {
 		d = 0
 	}
-	e.demand = float32(d)
+	u.demand = float32(d)
 	thin := uint32(0)
 	for v := d / 8192; v > 1 && thin < 16; v /= 2 { // some thousand samples a second
 		thin++
 	}
-	e.thin.Store(thin)
+	u.setThin(thin)
 
 	n := s.table.Load().n
-	r := s.own(e, c, p, state, now)
+	r := s.own(u, &p, state, now)
 	unsaid := float64(r.count)
-	if r.win == e.told.win {
-		unsaid = math.Abs(float64(int32(r.count - e.told.count)))
+	if r.win == u.told.win {
+		unsaid = math.Abs(float64(int32(r.count - u.told.count)))
 	}
-	age := seconds(now - e.toldAt)
-	if e.toldAt == 0 || age < 0 {
+	age := seconds(now - u.toldAt)
+	if u.toldAt == 0 || age < 0 {
 		age = elapsed
 	}
-	known := max(d, float64(e.told.demand))
-	due := e.force || max(known*age, unsaid) >= worthTelling(p.Quota(), n) && known+unsaid > 0 ||
+	known := max(d, float64(u.told.demand))
+	due := u.force || max(known*age, unsaid) >= worthTelling(p.Quota(), n) && known+unsaid > 0 ||
 		known > 0 && age > longestSilence.Seconds() || s.plain
-	if d > 0 || tried > 0 || e.told.demand > 0 && n > 1 {
-		e.quiet = 0
+	if d > 0 || tried > 0 || u.told.demand > 0 && n > 1 {
+		u.quiet = 0
 	} else {
-		e.quiet++
+		u.quiet++
 	}
-	if due || e.quiet == quietTicks {
-		s.report(link, e, regs, now)
+	if due || u.quiet == quietTicks {
+		s.report(link, e, u, cells, now)
 	}
-	return e.quiet < quietTicks
+	return u.quiet < quietTicks
 }
 
 // counter is the counter of a key, if it still has a link.
@@ -248,29 +266,21 @@ func (s *Store) counter(k ratelimit.Key, link uint32) (local.Counter, bool) {
 	return c, ok
 }
 
-// retire takes an entry that is no longer active from its counter's mark, so that
-// the next spend says so.
-func (s *Store) retire(link uint32, e *entry) {
-	e.mu.Lock()
-	k := e.key
-	e.mu.Unlock()
-	if c, ok := s.counter(k, link); ok {
-		c.SetMark(0)
+// own is what this node has to say of a key; u is nil if it was never used here. The
+// chunk is locked.
+func (s *Store) own(u *usage, p *ratelimit.Policy, state ratelimit.State, now ratelimit.Instant) register {
+	if u == nil {
+		u = &unused
 	}
-	s.sweepDead(link, e)
-}
-
-// own is what this node has to say of a key. e is locked.
-func (s *Store) own(e *entry, c local.Counter, p *ratelimit.Policy, state ratelimit.State, now ratelimit.Instant) register {
 	if p.Algorithm() == ratelimit.TokenBucket {
-		return register{win: e.epoch, count: e.spent.Load(), known: p.Used(state, now)}
+		return register{win: u.epoch, count: u.spent.Load(), known: p.Used(state, now), demand: u.demand}
 	}
 	r := register{count: uint32(state.Word), prev: state.Prev}
 	win, _ := p.Window(now)
 	r.win = uint32(state.Word >> 32)
 	if p.Algorithm() == ratelimit.FixedWindow {
 		r.prev = 0
-		if last := e.last.Load(); uint32(last>>32)+1 == r.win {
+		if last := u.last.Load(); uint32(last>>32)+1 == r.win {
 			r.prev = uint32(last)
 		}
 	}
@@ -280,47 +290,48 @@ func (s *Store) own(e *entry, c local.Counter, p *ratelimit.Policy, state rateli
 	case d > 1:
 		r = register{win: win}
 	}
+	r.demand = u.demand
 	return r
 }
 
-// report adds a key to the message that is being written. s.out and e are locked.
-func (s *Store) report(link uint32, e *entry, regs []register, now ratelimit.Instant) bool {
+var unused usage
+
+// report adds a key to the message that is being written; sendFull is to follow. s.out
+// and the chunk are locked.
+func (s *Store) report(link uint32, e *entry, u *usage, cells []cell, now ratelimit.Instant) bool {
 	c, ok := s.counter(e.key, link)
-	p := e.policy.Load()
-	if !ok || p == nil {
+	if !ok {
 		return false
 	}
 	state, shape := c.Load()
-	if shape != p.Shape() {
+	p, ok := u.policy(shape)
+	if !ok {
 		return false
 	}
 	n := s.table.Load().n
-	r := s.own(e, c, p, state, now)
-	r.demand = e.demand
+	r := s.own(u, &p, state, now)
 	if p.Algorithm() == ratelimit.TokenBucket {
 		left := max(0, float64(p.Quota())-float64(r.known))
 		q := tokenQuantum(left, float64(p.Limit())*1000/float64(p.ScaleMs()), s.interval.Seconds(), n)
-		e.early.Store(r.count + uint32(math.Ceil(q)) - 1)
+		u.early.Store(r.count + uint32(math.Ceil(q)) - 1)
 	} else {
 		known := uint64(r.count)
-		for j := range regs {
-			known += uint64(regs[j].in(r.win))
+		for j := range cells {
+			peer := cells[j].load(r.win)
+			known += uint64(peer.in(r.win))
 		}
 		r.known = units(float64(known))
-		s.remark(c, p, r, n)
+		s.remark(c, &p, r, n)
 	}
 	if n == 1 {
 		return false
 	}
-	e.told, e.toldAt, e.force = told{r.win, r.count, r.demand}, now, false
+	u.told, u.toldAt, u.force = told{r.win, r.count, r.demand}, now, false
 	if s.w.b == nil {
 		s.begin(kindReport, now)
 	}
-	s.w.record(e.key, p, r, nil)
+	s.w.record(e.key, &p, r, nil)
 	s.m.records.Add(1)
-	if s.w.full() {
-		s.send()
-	}
 	return true
 }
 
@@ -358,6 +369,14 @@ func (s *Store) send() {
 	s.w.b = nil
 }
 
+// sendFull sends the message that is being written if no further record should be
+// added. No chunk is locked meanwhile.
+func (s *Store) sendFull() {
+	if s.w.full() {
+		s.send()
+	}
+}
+
 // sweep frees, of one pool, the entries of keys that are not in use here and of
 // which no peer has anything to say any more.
 func (s *Store) sweep(n int, now ratelimit.Instant) {
@@ -366,8 +385,8 @@ func (s *Store) sweep(n int, now ratelimit.Instant) {
 		k    ratelimit.Key
 	}
 	var gone []idle
-	s.eachOf(n, func(link uint32, e *entry, regs []register) {
-		if e.key == (ratelimit.Key{}) || e.active.Load() || e.queued.Load() {
+	s.eachOf(n, func(link uint32, e *entry, u *usage, cells []cell) {
+		if e.key == (ratelimit.Key{}) || u != nil && u.is(activeBit|queuedBit) {
 			return
 		}
 		c, ok := s.counter(e.key, link)
@@ -379,11 +398,16 @@ func (s *Store) sweep(n int, now ratelimit.Instant) {
 			return
 		}
 		p := ratelimit.FromShape(shape)
+		near, _ := p.Window(now)
 		live := false
-		for j := range regs {
-			r := &regs[j]
-			if s.since(r.at, now) > time.Hour.Seconds() { // before stamps wrap
+		for j := range cells {
+			if cells[j].batch == 0 {
+				continue
+			}
+			r := cells[j].load(near)
+			if r.demand > 0 && s.since(r.at, now) > time.Hour.Seconds() { // before stamps wrap
 				r.demand = 0
+				cells[j].store(r)
 			}
 			live = live || r.live(&p, now)
 		}
@@ -404,12 +428,12 @@ func (r *register) live(p *ratelimit.Policy, now ratelimit.Instant) bool {
 		return false
 	}
 	if p.Algorithm() == ratelimit.TokenBucket {
-		return r.demand > 0 || r.known > 0 && int32(stamp(now)-r.at) < int32(stampOf(p.Tolerance()))
+		return r.demand > 0 || r.known > 0 && apart(stamp(now), r.at) < stampOf(p.Tolerance())
 	}
 	return !ratelimit.Over(p.Shape(), uint64(r.win)<<32, now)
 }
 
-func stampOf(ns int64) uint32 { return uint32(min(ns>>16, math.MaxInt32)) }
+func stampOf(ns int64) int32 { return int32(min(ns>>16, 1<<(stampBits-1))) }
 
 // look takes over the network's view, when it has changed.
 func (s *Store) look(now ratelimit.Instant) {
@@ -461,7 +485,11 @@ func (s *Store) look(now ratelimit.Instant) {
 		s.SetShare(v.Visible, v.Alive)
 	}
 	if retell { // what was sent to a peer may not have arrived
-		s.each(func(link uint32, e *entry, _ []register) { e.force = e.force || e.toldAt != 0 })
+		s.each(func(_ uint32, _ *entry, u *usage, _ []cell) {
+			if u != nil {
+				u.force = u.force || u.toldAt != 0
+			}
+		})
 		s.reactivate()
 	}
 	if behind {
@@ -476,14 +504,14 @@ func (s *Store) look(now ratelimit.Instant) {
 func (s *Store) reactivate() {
 	for n := range s.pools {
 		var links []uint32
-		s.eachOf(n, func(link uint32, e *entry, _ []register) {
-			if e.force && e.key != (ratelimit.Key{}) {
+		s.eachOf(n, func(link uint32, e *entry, u *usage, _ []cell) {
+			if u != nil && u.force && e.key != (ratelimit.Key{}) {
 				links = append(links, link)
 			}
 		})
 		for _, link := range links {
 			e, _, _ := s.entry(link)
-			s.activate(link, e)
+			s.activate(link, s.used(link, e))
 		}
 	}
 }

@@ -72,7 +72,7 @@ type Store struct {
 	log      *slog.Logger
 
 	pools   [pools]pool
-	stride  atomic.Int32 // registers of an entry
+	stride  atomic.Int32 // cells of an entry
 	epochs  atomic.Uint32
 	pending atomic.Uint64 // pools with early reports queued
 	wake    chan struct{}
@@ -161,16 +161,16 @@ func (s *Store) Others(link uint32, p *ratelimit.Policy, win uint32, now ratelim
 	if uint32(h>>32) == ms {
 		return uint32(h), e.before.Load()
 	}
-	if !e.mu.TryLock() {
+	if !c.mu.TryLock() {
 		// Somebody is at it. The value of a moment ago will do, if it is of this window.
 		if _, into := p.Window(now); h != 0 && ms-uint32(h>>32) <= 3 && into > 4 {
 			return uint32(h), e.before.Load()
 		}
-		e.mu.Lock()
+		c.mu.Lock()
 	}
-	defer e.mu.Unlock()
+	defer c.mu.Unlock()
 	if h = e.head.Load(); uint32(h>>32) != ms {
-		t, b := s.compute(e, c.registers(i), p, win, now)
+		t, b := s.compute(s.usage(link, e).attempts(), c.of(i), p, win, now)
 		e.before.Store(b)
 		h = uint64(ms)<<32 | uint64(t)
 		e.head.Store(h)
@@ -178,23 +178,23 @@ func (s *Store) Others(link uint32, p *ratelimit.Policy, win uint32, now ratelim
 	return uint32(h), e.before.Load()
 }
 
-// compute is the sum of the rule over the peers. e is locked.
-func (s *Store) compute(e *entry, regs []register, p *ratelimit.Policy, win uint32, now ratelimit.Instant) (taken, before uint32) {
+// compute is the sum of the rule over the peers; demand is this node's own. The chunk is locked.
+func (s *Store) compute(demand float64, cells []cell, p *ratelimit.Policy, win uint32, now ratelimit.Instant) (taken, before uint32) {
 	t := s.table.Load()
-	rum := rumour{total: float64(e.demand)}
-	for j := range regs {
+	rum := rumour{total: demand}
+	for j := range cells {
 		if t.visible(j) {
-			rum.total += float64(regs[j].demand)
+			rum.total += float64(cells[j].load(win).demand)
 		}
 	}
 	limit, worth := float64(p.Limit()), worthTelling(p.Quota(), t.n)
 	start := p.WindowStart(win)
 	var here, away, unseen, past float64
-	for j := range regs {
-		r := &regs[j]
-		if r.batch == 0 {
+	for j := range cells {
+		if cells[j].batch == 0 {
 			continue
 		}
+		r := cells[j].load(win)
 		windows := p.Algorithm() != ratelimit.TokenBucket
 		if windows {
 			past += float64(r.before(win))
@@ -242,12 +242,17 @@ func (t *table) away(slot int) bool    { return slot < len(t.slots) && t.slots[s
 // units rounds down: who stands at a whole number below the limit is admitted.
 func units(f float64) uint32 { return uint32(min(max(f, 0), ratelimit.MaxLimit)) }
 
-// ticks of 65.536 µs in which registers keep their time; they wrap after three days.
-func stamp(now ratelimit.Instant) uint32 { return uint32(uint64(now) >> 16) }
+// stampBits of ticks of 65.536 µs are the time that registers keep; they wrap after almost five hours.
+const stampBits = 28
+
+func stamp(now ratelimit.Instant) uint32 { return uint32(uint64(now)>>16) & (1<<stampBits - 1) }
+
+// apart is a less b in ticks, of two stamps less than two hours from each other.
+func apart(a, b uint32) int32 { return int32((a-b)<<(32-stampBits)) >> (32 - stampBits) }
 
 // since is the time in seconds since a stamp, 0 if it is of the future.
 func (s *Store) since(at uint32, now ratelimit.Instant) float64 {
-	return float64(max(int32(stamp(now)-at), 0)) * 65536e-9
+	return float64(max(apart(stamp(now), at), 0)) * 65536e-9
 }
 
 const markPending = math.MaxUint32
@@ -277,7 +282,7 @@ func (s *Store) Passed(c local.Counter, p *ratelimit.Policy, now ratelimit.Insta
 			return
 		}
 	}
-	e := s.use(link, p)
+	u := s.use(link, p)
 	q := quantum(float64(p.Limit()), n)
 	if s.plain {
 		c.SwapMark(mark, markPending)
@@ -288,7 +293,7 @@ func (s *Store) Passed(c local.Counter, p *ratelimit.Policy, now ratelimit.Insta
 		return
 	}
 	if c.SwapMark(mark, markPending) {
-		s.hurry(link, e)
+		s.hurry(link, u)
 	}
 }
 
@@ -299,13 +304,14 @@ func (s *Store) attach(k ratelimit.Key) uint32 {
 }
 
 // use notes that a key is in use here.
-func (s *Store) use(link uint32, p *ratelimit.Policy) *entry {
+func (s *Store) use(link uint32, p *ratelimit.Policy) *usage {
 	e, _, _ := s.entry(link)
-	if e.policy.Load() != p {
-		e.policy.Store(p)
+	u := s.used(link, e)
+	if q := p.Quota() + 1; u.quota.Load() != q {
+		u.quota.Store(q)
 	}
-	s.activate(link, e)
-	return e
+	s.activate(link, u)
+	return u
 }
 
 // Returned implements local.Peers.
@@ -319,10 +325,11 @@ func (s *Store) Returned(c local.Counter, p *ratelimit.Policy, _ ratelimit.Insta
 			return
 		}
 	}
-	e := s.use(link, p)
-	e.mu.Lock()
-	e.force = true
-	e.mu.Unlock()
+	u := s.use(link, p)
+	_, chunk, _ := s.entry(link)
+	chunk.mu.Lock()
+	u.force = true
+	chunk.mu.Unlock()
 }
 
 // Spent implements local.Peers.
@@ -335,14 +342,13 @@ func (s *Store) Spent(c local.Counter, p *ratelimit.Policy, n int64, _ ratelimit
 		if link = s.attach(c.Key()); link == 0 {
 			return
 		}
-		e, _, _ := s.entry(link)
 		q := tokenQuantum(float64(p.Quota()), float64(p.Limit())*1000/float64(p.ScaleMs()), s.interval.Seconds(), s.table.Load().n)
-		e.early.CompareAndSwap(0, uint32(math.Ceil(q))-1)
+		s.use(link, p).early.CompareAndSwap(0, uint32(math.Ceil(q))-1)
 	}
-	e := s.use(link, p)
-	spent := e.spent.Add(uint32(n))
-	if n > 0 && int32(spent-e.early.Load()) > 0 && !s.plain {
-		s.hurry(link, e)
+	u := s.use(link, p)
+	spent := u.spent.Add(uint32(n))
+	if n > 0 && int32(spent-u.early.Load()) > 0 && !s.plain {
+		s.hurry(link, u)
 	}
 }
 
@@ -356,19 +362,26 @@ func (s *Store) Refused(c local.Counter, link uint32, p *ratelimit.Policy, cost 
 			return
 		}
 	}
-	e := s.use(link, p)
-	thin := e.thin.Load()
+	u := s.use(link, p)
+	thin := u.thin()
 	if thin == 0 || rand.Uint32()>>(32-thin) == 0 {
-		e.tried.Add(cost << thin)
+		u.tried.Add(cost << thin)
 	}
 }
 
 // Rolled implements local.Peers.
 func (s *Store) Rolled(link uint32, word uint64) {
 	e, _, _ := s.entry(link)
-	e.last.Store(word)
-	if d := int32(uint32(word) - e.base.Swap(0)); d > 0 {
-		e.tried.Add(uint32(d))
+	u := s.usage(link, e)
+	if u == nil {
+		if uint32(word) == 0 {
+			return // only the peers have used it
+		}
+		u = s.used(link, e)
+	}
+	u.last.Store(word)
+	if d := int32(uint32(word) - u.base.Swap(0)); d > 0 {
+		u.tried.Add(uint32(d))
 	}
 }
 
@@ -376,22 +389,27 @@ func (s *Store) Rolled(link uint32, word uint64) {
 // peers have follows in their next reports, and is converted here until then.
 func (s *Store) Convert(link uint32, shape uint64, p *ratelimit.Policy, state ratelimit.State, now ratelimit.Instant) ratelimit.State {
 	e, c, i := s.entry(link)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	regs := c.registers(i)
+	u := s.used(link, e)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cells := c.of(i)
 	old := ratelimit.FromShape(shape)
+	near, _ := old.Window(now)
 	was, is := old.Algorithm() == ratelimit.TokenBucket, p.Algorithm() == ratelimit.TokenBucket
 	e.head.Store(0)
-	e.told, e.toldAt, e.force = told{}, 0, true
-	e.base.Store(0)
+	u.told, u.toldAt, u.force = told{}, 0, true
+	u.base.Store(0)
+	u.quota.Store(p.Quota() + 1)
 	switch {
 	case was && is:
 		return p.Convert(shape, state, now)
 	case was: // the bucket holds what all have spent: each takes its part of that
-		mine, all := float64(e.spent.Load()), float64(e.spent.Load())
-		for j := range regs {
-			all += float64(regs[j].count)
-			regs[j].win, regs[j].count, regs[j].prev, regs[j].known = 0, 0, 0, 0
+		mine, all := float64(u.spent.Load()), float64(u.spent.Load())
+		for j := range cells {
+			r := cells[j].load(near)
+			all += float64(r.count)
+			r.win, r.count, r.prev, r.known = 0, 0, 0, 0
+			cells[j].store(r)
 		}
 		own := p.Fresh(now)
 		own.Word += uint64(math.Ceil(float64(old.Used(state, now)) * mine / max(all, 1)))
@@ -399,21 +417,22 @@ func (s *Store) Convert(link uint32, shape uint64, p *ratelimit.Policy, state ra
 	}
 	index, _ := p.Window(now)
 	others := uint32(0)
-	for j := range regs {
-		r := &regs[j]
+	for j := range cells {
+		r := cells[j].load(near)
 		used := old.Used(ratelimit.State{Word: uint64(r.win)<<32 | uint64(r.count), Prev: r.prev}, now)
 		others = min(others+used, ratelimit.MaxLimit)
 		r.win, r.count, r.prev, r.known = index, used, 0, used
 		if is {
 			r.win, r.count, r.known = 0, 0, 0
 		}
+		cells[j].store(r)
 	}
 	converted := p.Convert(shape, state, now)
 	if is && p.Limit() > 0 {
 		converted.Word += uint64(p.TokenTime(min(others, p.Quota())))
-		e.spent.Store(0)
-		e.early.Store(0)
-		e.epoch = s.epochs.Add(1)
+		u.spent.Store(0)
+		u.early.Store(0)
+		u.epoch = s.epochs.Add(1)
 	}
 	return converted
 }
@@ -448,20 +467,25 @@ func (s *Store) resetOwn(ctx context.Context, now ratelimit.Instant, k ratelimit
 // Emptied implements local.Peers.
 func (s *Store) Emptied(link uint32, shape uint64) {
 	e, c, i := s.entry(link)
-	e.mu.Lock()
+	u := s.usage(link, e)
+	c.mu.Lock()
 	if p := ratelimit.FromShape(shape); p.Algorithm() != ratelimit.TokenBucket { // else counts are of all time
-		regs := c.registers(i)
-		for j := range regs {
-			regs[j].count, regs[j].prev, regs[j].known = 0, 0, 0
+		cells := c.of(i)
+		for j := range cells {
+			r := cells[j].load(0)
+			r.count, r.prev, r.known = 0, 0, 0
+			cells[j].store(r)
 		}
 	}
-	e.last.Store(0)
-	e.base.Store(0)
 	e.head.Store(0)
-	e.force = true
-	e.mu.Unlock()
-	if e.policy.Load() != nil {
-		s.activate(link, e)
-		s.hurry(link, e)
+	if u != nil {
+		u.last.Store(0)
+		u.base.Store(0)
+		u.force = true
+	}
+	c.mu.Unlock()
+	if u != nil && u.quota.Load() != 0 {
+		s.activate(link, u)
+		s.hurry(link, u)
 	}
 }

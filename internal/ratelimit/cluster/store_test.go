@@ -196,12 +196,11 @@ func TestDeliveryDoesNotMatterInTheEnd(t *testing.T) {
 				}
 			}
 		}
-		e, c, i := third.entry(func() uint32 { c, _ := third.Counter(it.Key); l, _ := c.Link(); return l }())
+		_, c, i := third.entry(func() uint32 { c, _ := third.Counter(it.Key); l, _ := c.Link(); return l }())
 		known := 0
-		for _, r := range c.registers(i) {
+		for _, r := range c.of(i) {
 			known += int(r.count)
 		}
-		_ = e
 		if known != spent || len(last) != 2 {
 			t.Errorf("%v: %d known of %d spent (last words of %d)", a, known, spent, len(last))
 		}
@@ -292,7 +291,7 @@ func TestEndedWindowsAreDropped(t *testing.T) {
 // linked counts the entries in use.
 func (s *Store) linked() int {
 	n := 0
-	s.each(func(_ uint32, e *entry, _ []register) {
+	s.each(func(_ uint32, e *entry, _ *usage, _ []cell) {
 		if e.key != (ratelimit.Key{}) {
 			n++
 		}
@@ -411,10 +410,11 @@ func (s *Store) known(it ratelimit.Item) int {
 	state, _ := c.Load()
 	sum := int(uint32(state.Word))
 	if link, _ := c.Link(); link != 0 {
-		e, ch, i := s.entry(link)
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		for _, r := range ch.registers(i) {
+		_, ch, i := s.entry(link)
+		ch.mu.Lock()
+		defer ch.mu.Unlock()
+		for _, kept := range ch.of(i) {
+			r := kept.load(uint32(state.Word >> 32))
 			sum += int(r.in(uint32(state.Word >> 32)))
 		}
 	}
