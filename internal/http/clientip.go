@@ -17,7 +17,7 @@ import (
 //
 // The doubt tells when the address is a proxy's.
 func clientIP(r *http.Request, trusted []netip.Prefix) (ip netip.Addr, d doubt) {
-	peer, ok := parseHop(r.RemoteAddr)
+	peer, ok := parsePeer(r.RemoteAddr)
 	if !ok {
 		return netip.IPv6Unspecified(), doubtNone // no TCP peer: a test, or a socket of another kind
 	}
@@ -67,6 +67,14 @@ const (
 	// A trusted proxy forwards the request, and X-Forwarded-For does not name whose it is, or not in a way that can be read.
 	doubtUnnamed
 )
+
+// parsePeer is parseHop of what nearly always has a port.
+func parsePeer(text string) (netip.Addr, bool) {
+	if with, err := netip.ParseAddrPort(text); err == nil {
+		return with.Addr().Unmap().WithZone(""), true
+	}
+	return parseHop(text)
+}
 
 // parseHop reads an address as X-Forwarded-For and net/http write it: with or without a port, IPv6 with or without
 // brackets.

@@ -112,6 +112,10 @@ func problemOf(err error) (p *problem, unknown bool) {
 	if errors.As(err, &p) {
 		return p, false
 	}
+	var limited *refusal
+	if errors.As(err, &limited) {
+		return limitProblem(ratelimit.Decision(*limited)), false
+	}
 	var invalid *fault.Invalid
 	if errors.As(err, &invalid) {
 		return invalidProblem(invalid), false

@@ -1,9 +1,13 @@
 package http
 
 import (
+	"encoding/json"
+	"fmt"
 	"log/slog"
 	"maps"
+	"net/http"
 	"net/netip"
+	"strconv"
 	"sync"
 	"time"
 
@@ -114,7 +118,7 @@ func (s *server) spend(c *call, b ratelimit.Bucket) error {
 	if c.decision.Allowed {
 		return nil
 	}
-	return limitProblem(c.decision)
+	return (*refusal)(&c.decision)
 }
 
 // stranger answers a request whose credential nobody issued: with the problem, or, when its address has sent too many
@@ -129,14 +133,20 @@ func (s *server) stranger(c *call, answer error) (refund func(), err error) {
 	d := s.Limiter.Check(c.ctx(), s.Limiter.Now(), it)
 	if !d.Allowed {
 		c.decision = d
-		return nil, limitProblem(d)
+		return nil, (*refusal)(&c.decision)
 	}
 	return func() { s.Limiter.Refund(c.ctx(), d, it) }, answer
 }
 
+// refusal is a decision as the error by which guards refuse a request. It is the call's own decision, so that a flood of
+// refusals allocates none.
+type refusal ratelimit.Decision
+
+// Error implements error; the text is also what the caller sees.
+func (d *refusal) Error() string { return limitProblem(ratelimit.Decision(*d)).Error() }
+
 // limitProblem is the 429 of a refusal.
 func limitProblem(d ratelimit.Decision) *problem {
-	retry := d.RetryAfterSeconds()
 	p := &problem{
 		code: codeRateLimited, detail: string(d.AppendDetail(nil)),
 		extra: &limitDetail{
@@ -144,7 +154,50 @@ func limitProblem(d ratelimit.Decision) *problem {
 			RetryAfterMS: int64(d.WaitMs),
 		},
 	}
-	return p.retryAfter(retry)
+	return p.retryAfter(d.RetryAfterSeconds())
+}
+
+// refusalBodies are buffers for the bodies of refusals.
+var refusalBodies = sync.Pool{New: func() any { b := make([]byte, 0, 512); return &b }}
+
+// writeRefusal is write of limitProblem's reply, without what a flood need not cost: see ADR 0029.
+func (s *server) writeRefusal(c *call, d ratelimit.Decision) {
+	b := refusalBodies.Get().(*[]byte)
+	*b = s.appendRefusal((*b)[:0], c.id, d)
+	c.Header()["Retry-After"] = c.value(strconv.FormatInt(d.RetryAfterSeconds(), 10))
+	s.send(c, http.StatusTooManyRequests, typeProblem, *b)
+	refusalBodies.Put(b)
+}
+
+// refusalHead is what the bodies of all refusals begin with; base is the public URL.
+func refusalHead(base string) []byte {
+	kind := kinds[codeRateLimited]
+	text := func(s string) []byte {
+		b, _ := json.Marshal(s) // of a text can't fail
+		return b
+	}
+	return fmt.Appendf(nil, `{"type":%s,"title":%s,"status":%d,"detail":"`, text(base+"/problems/"+string(kind.Code)), text(kind.Title), kind.Status)
+}
+
+// appendRefusal appends the body of limitProblem's reply, byte for byte, which a test holds it to. The sentence, the
+// bucket's name and a request id have nothing that JSON escapes.
+func (s *server) appendRefusal(b []byte, requestID string, d ratelimit.Decision) []byte {
+	p := d.Policy
+	b = append(b, s.refusalHead...)
+	b = d.AppendDetail(b)
+	b = append(b, `","code":"`...)
+	b = append(b, codeRateLimited...)
+	b = append(b, `","request_id":"`...)
+	b = append(b, requestID...)
+	b = append(b, `","bucket":"`...)
+	b = append(b, p.Bucket().String()...)
+	b = append(b, `","limit":`...)
+	b = strconv.AppendUint(b, uint64(p.Limit()), 10)
+	b = append(b, `,"scale_ms":`...)
+	b = strconv.AppendUint(b, uint64(p.ScaleMs()), 10)
+	b = append(b, `,"retry_after_ms":`...)
+	b = strconv.AppendUint(b, uint64(d.WaitMs), 10)
+	return append(b, '}')
 }
 
 // provenFor is how long one valid signature lets an address count against its channel's own budget.

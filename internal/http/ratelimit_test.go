@@ -17,6 +17,7 @@ import (
 
 	"converger/internal/auth"
 	"converger/internal/channel"
+	"converger/internal/ratelimit"
 	"converger/internal/tenants"
 )
 
@@ -280,4 +281,47 @@ func heap() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
+}
+
+// The body that is written by hand is the one that every other problem has.
+func TestRefusalIsWrittenAsAProblem(t *testing.T) {
+	t.Parallel()
+	for _, base := range []string{"https://hub.example", `https://hub.example/a&b"c`} {
+		s := &server{refusalHead: refusalHead(base)}
+		for _, bucket := range ratelimit.Buckets() {
+			for _, rule := range []ratelimit.Rule{
+				{Limit: 0, Scale: time.Second}, {Limit: 1, Scale: 90 * time.Second, Algorithm: ratelimit.SlidingWindow},
+				{Limit: ratelimit.MaxLimit, Scale: 24 * time.Hour}, {Limit: 300, Scale: 1500 * time.Millisecond, Algorithm: ratelimit.TokenBucket},
+			} {
+				p := must(ratelimit.NewPolicy(bucket, rule))
+				for _, wait := range []uint32{0, 1, 999, 86_400_000} {
+					d := ratelimit.Decision{Policy: p, WaitMs: wait}
+					got := string(s.appendRefusal(nil, "req_of_the_test", d))
+					if want := string(limitProblem(d).reply(base, "req_of_the_test").body); got != want {
+						t.Errorf("written by hand and by encoding/json:\n%s\n%s", got, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+// A refusal costs no more than what the router, the request's own record and four header values do: a flood of them must
+// not become the collector's work.
+func TestRefusalAllocates(t *testing.T) {
+	f, bare, request := refusals(t)
+	allocations := func(h http.Handler) float64 {
+		r, w := request(""), &discard{h: http.Header{}}
+		return testing.AllocsPerRun(500, func() {
+			clear(w.h)
+			h.ServeHTTP(w, r)
+		})
+	}
+	most := allocations(bare) + 5
+	if raceEnabled {
+		most += 3 // the race detector has sync.Pool drop buffers at random
+	}
+	if got := allocations(f.server); got > most {
+		t.Errorf("%v allocations, want at most %v", got, most)
+	}
 }

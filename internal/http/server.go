@@ -137,6 +137,8 @@ type server struct {
 
 	description *description
 
+	refusalHead []byte // see appendRefusal
+
 	origin      string // scheme and host of the public URL
 	secure      bool   // it is https
 	crossOrigin *http.CrossOriginProtection
@@ -181,7 +183,8 @@ func newServer(d Deps) (*server, error) {
 	s := &server{
 		Deps: d, auth: auth.New(d.Directory, d.Tokens), metrics: newMetrics(d.Registerer), proven: newProven(),
 		memory: newMemory(d.BodyMemory - d.BodyMemory/4), strangersMemory: newMemory(d.BodyMemory / 4),
-		cursors: cursors{d.CursorKey}, pages: pages, origin: origin, secure: public.Scheme == "https", crossOrigin: crossOrigin,
+		refusalHead: refusalHead(d.PublicURL),
+		cursors:     cursors{d.CursorKey}, pages: pages, origin: origin, secure: public.Scheme == "https", crossOrigin: crossOrigin,
 	}
 	s.registerHealthRoutes()
 	s.registerPageRoutes()
