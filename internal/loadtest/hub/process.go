@@ -81,6 +81,9 @@ func randomText(n int) string {
 	return base64.StdEncoding.EncodeToString(b)
 }
 
+// Set gives the program a setting, in place of one that it had, from its next start on.
+func (h *Process) Set(name, value string) { h.env = append(h.env, name+"="+value) }
+
 // Run runs a command of the program to its end and returns what it printed.
 func (h *Process) Run(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, h.program, args...)

@@ -658,6 +658,33 @@ func TestMemoryPerKey(t *testing.T) {
 	}
 }
 
+// Five million invented addresses against a bound of 200,000 keys, each of which is reported.
+func TestInventedSubjects(t *testing.T) { // not parallel: it weighs the heap
+	subjects := 5_000_000
+	if raceEnabled {
+		subjects = 500_000 // more than the bound too, and ten times slower
+	}
+	ratelimittest.RunInvented(t, subjects, 200_000, 240, func(t *testing.T, maxKeys int) ratelimit.Store {
+		clock := ratelimit.ClockFrom(func() ratelimit.Instant { return 1 }) // behind the times that are passed in, so that those count
+		n := newMesh(t, 3, Config{MaxKeys: maxKeys, Clock: clock})[0]
+		n.mesh.nodes = n.mesh.nodes[:1] // nobody listens: the peers' heap is not weighed
+		return &polled{meshNode: n}
+	})
+}
+
+// polled is a node that reports between checks.
+type polled struct {
+	*meshNode
+	checks int
+}
+
+func (p *polled) Take(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) ratelimit.Decision {
+	if p.checks++; p.checks%5000 == 0 {
+		p.poll(now)
+	}
+	return p.meshNode.Take(ctx, now, it)
+}
+
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	if raceEnabled {

@@ -315,6 +315,17 @@ func TestMemoryPerKey(t *testing.T) {
 	}
 }
 
+// Five million invented addresses against a bound of 200,000 keys.
+func TestInventedSubjects(t *testing.T) { // not parallel: it weighs the heap
+	subjects := 5_000_000
+	if raceEnabled {
+		subjects = 500_000 // more than the bound too, and ten times slower
+	}
+	ratelimittest.RunInvented(t, subjects, 200_000, 64, func(t *testing.T, maxKeys int) ratelimit.Store {
+		return newStore(t, Config{MaxKeys: maxKeys})
+	})
+}
+
 func TestNewRefusesNegativeBound(t *testing.T) {
 	t.Parallel()
 	if _, err := New(Config{MaxKeys: -1}); err == nil {

@@ -2,6 +2,8 @@ package ratelimittest
 
 import (
 	"encoding/binary"
+	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -84,6 +86,53 @@ func RunBound(t *testing.T, newStore func(t *testing.T, maxKeys int) ratelimit.S
 			s.want(5, s.item(p, 2+strangers), 10, later)
 		})
 	}
+}
+
+// RunInvented checks that memory stays flat under so many subjects that each come once, and that a heavy one among them
+// is refused all the while. newStore returns a store of at most maxKeys keys; a key may weigh perKey bytes.
+func RunInvented(t *testing.T, subjects, maxKeys int, perKey float64, newStore func(t *testing.T, maxKeys int) ratelimit.Store) {
+	s := newSuite(t, newStore(t, maxKeys))
+	p := s.policy(ratelimit.Rule{Limit: 30, Scale: time.Minute, Algorithm: ratelimit.SlidingWindow})
+	const moments = 50 // in which they come, within four minutes
+	heavy := ratelimit.Item{Key: s.hasher.IP(ratelimit.UnknownCaller, address(0)), Policy: p}
+	s.want(30, heavy, 40, start)
+	before := liveHeap()
+	grown := func(when string) {
+		s.Helper()
+		if got, most := liveHeap()-before, float64(maxKeys)*perKey; got > most {
+			s.Errorf("%s: %.1f MB more are in use, want at most %.1f", when, got/1e6, most/1e6)
+		}
+	}
+	for m := range moments {
+		now := start.Add(time.Duration(m) * 4 * time.Minute / moments)
+		for n := range subjects / moments {
+			s.take(ratelimit.Item{Key: s.hasher.IP(ratelimit.UnknownCaller, address(1+m*(subjects/moments)+n)), Policy: p}, now)
+		}
+		// It goes on all the time: no more than its limit in any minute, and a half of it again in the next.
+		if got := s.admitted(heavy, 100, now); got > 30*4*60/moments/60+1 {
+			s.Errorf("moment %d: the heavy subject was admitted %d times", m, got)
+		}
+		if m == moments/2 {
+			grown("half way")
+		}
+	}
+	grown("in the end")
+	runtime.KeepAlive(s.store)
+}
+
+// address is an invented one, each in a network of its own.
+func address(n int) netip.Addr {
+	b := [16]byte{0x20, 0x01, 0x0d, 0xb8}
+	binary.BigEndian.PutUint32(b[4:], uint32(n))
+	return netip.AddrFrom16(b)
+}
+
+// liveHeap is what lives after a collection, in bytes.
+func liveHeap() float64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
 }
 
 type suite struct {
