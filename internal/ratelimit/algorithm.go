@@ -140,7 +140,7 @@ func (p *Policy) slide(prev, into uint32) uint32 {
 // Decide is the rule itself: what a request of a cost meets on a counter kept
 // under this policy's shape, and the counter after it. Stores that hold State as
 // atomics come to the same answers in another way.
-func (p *Policy) Decide(s State, cost uint32, now Instant) (State, Decision) {
+func (p *Policy) Decide(s State, cost uint32, now Instant) (_ State, d Decision) {
 	if p.alg == TokenBucket {
 		return p.decideTokens(s, cost, now)
 	}
@@ -159,32 +159,35 @@ func (p *Policy) Decide(s State, cost uint32, now Instant) (State, Decision) {
 	}
 	count, carried := uint32(s.Word), p.slide(s.Prev, into)
 	if cost > p.limit || uint64(count)+uint64(carried)+uint64(cost) > uint64(p.limit) {
-		return s, p.RefuseWindow(s.Prev, count, carried, cost, into, at)
+		p.RefuseWindow(&d, s.Prev, count, carried, cost, into, at)
+		return s, d
 	}
 	s.Word += uint64(cost)
-	return s, p.AdmitWindow(s.Prev, count+cost, carried, into, at)
+	p.AdmitWindow(&d, s.Prev, count+cost, carried, into, at)
+	return s, d
 }
 
-// RefuseWindow is the answer to a request that found count, and carried of the
-// previous window.
-func (p *Policy) RefuseWindow(prev, count, carried, cost, into uint32, at Instant) Decision {
-	d := Decision{Policy: p, At: at, WaitMs: p.scaleMs}
+// The answers below are written field by field to where the caller wants them: a Decision that is returned through
+// several functions is copied in each, which takes longer than the check.
+
+// RefuseWindow answers a request that found count, and carried of the previous
+// window.
+func (p *Policy) RefuseWindow(d *Decision, prev, count, carried, cost, into uint32, at Instant) {
+	d.Policy, d.At, d.Remaining, d.WaitMs, d.Allowed = p, at, 0, p.scaleMs, false
 	if used := uint64(count) + uint64(carried); used < uint64(p.limit) {
 		d.Remaining = p.limit - uint32(used)
 	}
 	if cost <= p.limit {
 		d.WaitMs = p.WindowWait(prev, count, cost, into)
 	}
-	return d
 }
 
-// AdmitWindow is the answer to a request after which count is reached.
-func (p *Policy) AdmitWindow(prev, count, carried, into uint32, at Instant) Decision {
-	d := Decision{Policy: p, At: at, Remaining: p.limit - count - carried, WaitMs: p.scaleMs - into, Allowed: true}
-	if d.Remaining == 0 && carried > 0 {
+// AdmitWindow answers a request after which count is reached.
+func (p *Policy) AdmitWindow(d *Decision, prev, count, carried, into uint32, at Instant) {
+	d.Policy, d.At, d.Remaining, d.WaitMs, d.Allowed = p, at, p.limit-count-carried, p.scaleMs-into, true
+	if carried > 0 && d.Remaining == 0 {
 		d.WaitMs = p.WindowWait(prev, count, 1, into)
 	}
-	return d
 }
 
 // SteppedBack tells that a token bucket is further ahead of now than spending
@@ -194,7 +197,7 @@ func (p *Policy) SteppedBack(tat int64, prev uint32, now Instant) bool {
 	return tat-int64(now) > 2*p.toleranceNs+int64(prev)*1e6
 }
 
-func (p *Policy) decideTokens(s State, cost uint32, now Instant) (State, Decision) {
+func (p *Policy) decideTokens(s State, cost uint32, now Instant) (_ State, d Decision) {
 	if p.SteppedBack(int64(s.Word), s.Prev, now) {
 		s.Word = uint64(int64(now) + p.toleranceNs)
 	}
@@ -204,30 +207,29 @@ func (p *Policy) decideTokens(s State, cost uint32, now Instant) (State, Decisio
 	}
 	next := tat + p.TokenTime(cost)
 	if over := next - int64(now) - p.toleranceNs; over > 0 {
-		return s, p.RefuseTokens(tat, over, now)
+		p.RefuseTokens(&d, tat, over, now)
+		return s, d
 	}
 	s.Word = uint64(next)
-	return s, p.AdmitTokens(next, now)
+	p.AdmitTokens(&d, next, now)
+	return s, d
 }
 
-// RefuseTokens is the answer to a request that a bucket at tat refuses for
-// another over nanoseconds.
-func (p *Policy) RefuseTokens(tat, over int64, now Instant) Decision {
-	return Decision{
-		Policy: p, At: now, Remaining: p.Tokens(p.toleranceNs - tat + int64(now)),
-		WaitMs: uint32(min((over+1e6-1)/1e6, 1<<32-1)),
-	}
+// RefuseTokens answers a request that a bucket at tat refuses for another over
+// nanoseconds.
+func (p *Policy) RefuseTokens(d *Decision, tat, over int64, now Instant) {
+	d.Policy, d.At, d.Remaining, d.Allowed = p, now, p.Tokens(p.toleranceNs-tat+int64(now)), false
+	d.WaitMs = uint32(min((over+1e6-1)/1e6, 1<<32-1))
 }
 
-// AdmitTokens is the answer to a request that moved a bucket to next.
-func (p *Policy) AdmitTokens(next int64, now Instant) Decision {
+// AdmitTokens answers a request that moved a bucket to next.
+func (p *Policy) AdmitTokens(d *Decision, next int64, now Instant) {
 	debt := next - int64(now)
-	d := Decision{Policy: p, At: now, Remaining: p.Tokens(p.toleranceNs - debt), Allowed: true}
+	d.Policy, d.At, d.Remaining, d.Allowed = p, now, p.Tokens(p.toleranceNs-debt), true
 	if d.Remaining == 0 {
 		debt += p.tokenNs - p.toleranceNs
 	}
 	d.WaitMs = uint32(max(debt+1e6-1, 0) / 1e6)
-	return d
 }
 
 // Fresh is a counter that nothing was spent on.

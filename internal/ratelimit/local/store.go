@@ -137,29 +137,27 @@ func (s *Store) shared(k ratelimit.Key, b ratelimit.Bucket) ref {
 }
 
 // Take implements ratelimit.Store. It allocates nothing.
-func (s *Store) Take(_ context.Context, now ratelimit.Instant, it ratelimit.Item) ratelimit.Decision {
-	return s.take(it.Key, it.Policy, it.Spend(), now, 0)
+func (s *Store) Take(_ context.Context, now ratelimit.Instant, it ratelimit.Item) (d ratelimit.Decision) {
+	s.take(&d, it.Key, it.Policy, it.Spend(), now, 0)
+	return d
 }
 
-// take spends cost, if need be so far ahead (nanoseconds, token buckets only).
-func (s *Store) take(k ratelimit.Key, p *ratelimit.Policy, cost uint32, now ratelimit.Instant, ahead int64) ratelimit.Decision {
+// take spends cost, if need be so far ahead (nanoseconds, token buckets only). d is zero.
+func (s *Store) take(d *ratelimit.Decision, k ratelimit.Key, p *ratelimit.Policy, cost uint32, now ratelimit.Instant, ahead int64) {
 	if cost > p.Quota() {
-		_, d := p.Decide(s.seen(k, p, now), cost, now)
-		return d
+		_, *d = p.Decide(s.seen(k, p, now), cost, now)
+		return
 	}
 	sh := s.shard(k)
 	r := s.lookup(sh, k)
 	for {
 		if r.sl != nil {
-			var d ratelimit.Decision
-			var ok bool
 			if p.Algorithm() == ratelimit.TokenBucket {
-				d, ok = s.spendTokens(r, p, cost, now, ahead)
-			} else {
-				d, ok = s.spendWindow(r, p, cost, now)
-			}
-			if ok {
-				return d
+				if s.spendTokens(d, r, p, cost, now, ahead) {
+					return
+				}
+			} else if s.spendWindow(d, r, p, cost, now) {
+				return
 			}
 		}
 		r, now = s.prepare(sh, k, p, now)
@@ -167,27 +165,27 @@ func (s *Store) take(k ratelimit.Key, p *ratelimit.Policy, cost uint32, now rate
 }
 
 // spendWindow reports false when the slot must be prepared first.
-func (s *Store) spendWindow(r ref, p *ratelimit.Policy, cost uint32, now ratelimit.Instant) (ratelimit.Decision, bool) {
+func (s *Store) spendWindow(d *ratelimit.Decision, r ref, p *ratelimit.Policy, cost uint32, now ratelimit.Instant) bool {
 	index, into := p.Window(now)
 	for {
 		w := r.sl.word.Load()
 		if r.sl.shape.Load() != p.Shape() {
-			return ratelimit.Decision{}, false
+			return false
 		}
 		win, into, at := index, into, now
 		if tag := uint32(w >> 32); tag != index {
-			switch d := int32(tag - index); {
+			switch ahead := int32(tag - index); {
 			case tag == frozen:
-				return ratelimit.Decision{}, false
-			case d == 1: // we were preempted past the window's end: never roll back
+				return false
+			case ahead == 1: // we were preempted past the window's end: never roll back
 				win, into, at = tag, 0, p.WindowStart(tag)
-			case d < 0 && p.Algorithm() == ratelimit.FixedWindow:
+			case ahead < 0 && p.Algorithm() == ratelimit.FixedWindow:
 				if r.sl.word.CompareAndSwap(w, uint64(index)<<32) {
 					s.rolled(r, w)
 				}
 				continue
 			default:
-				return ratelimit.Decision{}, false
+				return false
 			}
 		}
 		link, mark := r.load()
@@ -200,7 +198,8 @@ func (s *Store) spendWindow(r ref, p *ratelimit.Policy, cost uint32, now ratelim
 		room := p.Limit() - min(p.Limit(), others+carried)
 		if uint64(count)+uint64(cost) > uint64(room) {
 			s.refused(r, link, p, cost, at)
-			return p.RefuseWindow(prev, count+others, carried, cost, into, at), true
+			p.RefuseWindow(d, prev, count+others, carried, cost, into, at)
+			return true
 		}
 		switch {
 		case room-count > slack && cost <= slackCost:
@@ -218,12 +217,13 @@ func (s *Store) spendWindow(r ref, p *ratelimit.Policy, cost uint32, now ratelim
 		}
 		if r.sl.hi.Load() != r.hi { // the slot went to another key under our hands
 			r.sl.unspend(win, cost)
-			return ratelimit.Decision{}, false
+			return false
 		}
 		if uint32(w) > mark {
 			s.peers.Passed(Counter{r}, p, at)
 		}
-		return p.AdmitWindow(prev, uint32(w)+others, carried, into, at), true
+		p.AdmitWindow(d, prev, uint32(w)+others, carried, into, at)
+		return true
 	}
 }
 
@@ -241,7 +241,7 @@ func (sl *slot) unspend(win, cost uint32) bool {
 }
 
 // spendTokens reports false when the slot must be prepared first.
-func (s *Store) spendTokens(r ref, p *ratelimit.Policy, cost uint32, now ratelimit.Instant, ahead int64) (ratelimit.Decision, bool) {
+func (s *Store) spendTokens(d *ratelimit.Decision, r ref, p *ratelimit.Policy, cost uint32, now ratelimit.Instant, ahead int64) bool {
 	need := s.TokenTime(p, cost)
 	tolerance := max(p.Tolerance(), need) // a share of a burst is at least this one
 	link, _ := r.load()
@@ -253,17 +253,18 @@ func (s *Store) spendTokens(r ref, p *ratelimit.Policy, cost uint32, now ratelim
 	for {
 		w := r.sl.word.Load()
 		if r.sl.shape.Load() != p.Shape() || w>>32 == frozen {
-			return ratelimit.Decision{}, false
+			return false
 		}
 		if r.steppedBack(p, w, now) {
-			return ratelimit.Decision{}, false
+			return false
 		}
 		tat := max(int64(w), int64(now))
 		next := tat + need
 		over := next + unseen - int64(now) - tolerance
 		if over > ahead {
 			s.refused(r, link, p, cost, now)
-			return p.RefuseTokens(tat+unseen, over, now), true
+			p.RefuseTokens(d, tat+unseen, over, now)
+			return true
 		}
 		if far := next - int64(now) - p.Tolerance(); far > 0 {
 			r.reserving(uint32(far/1e6 + 1))
@@ -273,16 +274,16 @@ func (s *Store) spendTokens(r ref, p *ratelimit.Policy, cost uint32, now ratelim
 		}
 		if r.sl.hi.Load() != r.hi {
 			r.sl.untake(need)
-			return ratelimit.Decision{}, false
+			return false
 		}
 		if r.mark != nil {
 			s.peers.Spent(Counter{r}, p, int64(cost), now)
 		}
-		d := p.AdmitTokens(next+unseen, now)
+		p.AdmitTokens(d, next+unseen, now)
 		if ahead > 0 {
 			d.WaitMs = uint32(max(over+1e6-1, 0) / 1e6)
 		}
-		return d, true
+		return true
 	}
 }
 
@@ -457,7 +458,8 @@ func (s *Store) TakeAll(ctx context.Context, now ratelimit.Instant, items []rate
 	var strictest ratelimit.Decision
 	at := now
 	for i, it := range items {
-		d := s.take(it.Key, it.Policy, it.Spend(), now, 0)
+		var d ratelimit.Decision
+		s.take(&d, it.Key, it.Policy, it.Spend(), now, 0)
 		d.Item = uint8(i)
 		if !d.Allowed {
 			for _, spent := range items[:i] {
@@ -537,7 +539,8 @@ func (s *Store) Reserve(_ context.Context, now ratelimit.Instant, it ratelimit.I
 	if it.Policy.Algorithm() != ratelimit.TokenBucket {
 		ahead = 0
 	}
-	d := s.take(it.Key, it.Policy, it.Spend(), now, ahead)
+	var d ratelimit.Decision
+	s.take(&d, it.Key, it.Policy, it.Spend(), now, ahead)
 	if d.Allowed && ahead == 0 {
 		d.WaitMs = 0
 	}
