@@ -177,8 +177,12 @@ func (p *Policy) RefuseWindow(d *Decision, prev, count, carried, cost, into uint
 	if used := uint64(count) + uint64(carried); used < uint64(p.limit) {
 		d.Remaining = p.limit - uint32(used)
 	}
-	if cost <= p.limit {
+	switch {
+	case cost > p.limit:
+	case p.alg == SlidingWindow:
 		d.WaitMs = p.WindowWait(prev, count, cost, into)
+	default: // as WindowWait, without the call
+		d.WaitMs = p.scaleMs - into
 	}
 }
 

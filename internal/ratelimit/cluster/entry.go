@@ -13,10 +13,29 @@ import (
 // link. Nothing here has a pointer: a million entries cost the garbage collector
 // nothing.
 type entry struct {
-	head   atomic.Uint64 // what others have: ms<<32 | units; valid in that millisecond
+	head   atomic.Uint64 // what others have: ms<<32 | units; valid in that millisecond, or until it is set to 0 if ms is always
 	before atomic.Uint32 // what others had of the window before
-	use    atomic.Uint32 // number of the usage in the pool; 0: never used here
+	use    atomic.Uint32 // number of the usage in the pool, 0: never used here; above thinShift: one refusal in 2^thin is counted
 	key    ratelimit.Key // guarded by chunk.mu; zero: the entry is not in use
+}
+
+const (
+	always    = 1<<32 - 1
+	thinShift = 27
+	useMask   = 1<<thinShift - 1
+)
+
+func (e *entry) usage() uint32 { return e.use.Load() & useMask }
+
+// setThin changes how refusals are sampled: a hot key's are looked at no further.
+func (e *entry) setThin(thin uint32) {
+	for {
+		was := e.use.Load()
+		is := was&useMask | thin<<thinShift
+		if is == was || e.use.CompareAndSwap(was, is) {
+			return
+		}
+	}
 }
 
 // usage is what a node keeps of its own use of a key, and of what the others were
@@ -28,7 +47,7 @@ type usage struct {
 	spent atomic.Uint32 // token bucket: spent in the epoch, wraps
 	early atomic.Uint32 // token bucket: what spent must exceed for an early report
 	quota atomic.Uint32 // one more than the quota of the policy last applied, 0: none; see policy
-	state atomic.Uint32 // activeBit, queuedBit, and above thinShift: one refusal in 2^thin is counted
+	lists atomic.Uint32 // activeBit, queuedBit
 
 	dead bool // guarded by pool.mu: the counter gave up its place; to be freed when in no list
 
@@ -44,22 +63,9 @@ type usage struct {
 const (
 	activeBit = 1 << iota // in the pool's list of active keys
 	queuedBit             // for an early report
-	thinShift = 8
 )
 
-func (u *usage) is(bit uint32) bool { return u.state.Load()&bit != 0 }
-
-func (u *usage) thin() uint32 { return u.state.Load() >> thinShift }
-
-func (u *usage) setThin(thin uint32) {
-	for {
-		was := u.state.Load()
-		is := was&(1<<thinShift-1) | thin<<thinShift
-		if is == was || u.state.CompareAndSwap(was, is) {
-			return
-		}
-	}
-}
+func (u *usage) in(lists uint32) bool { return u.lists.Load()&lists != 0 }
 
 // policy is the one last applied to a counter kept under shape, as far as reports
 // need it; false when none was, or the counter is changing its place or shape.
@@ -85,7 +91,6 @@ func (u *usage) reset(epoch uint32) {
 	for _, a := range []*atomic.Uint32{&u.tried, &u.base, &u.spent, &u.early, &u.quota} {
 		a.Store(0)
 	}
-	u.setThin(0)
 	u.dead, u.force, u.quiet, u.demand, u.epoch, u.told, u.toldAt = false, false, 0, 0, epoch, told{}, 0
 }
 
@@ -162,7 +167,7 @@ func (s *Store) entry(link uint32) (*entry, *chunk, uint32) {
 
 // usage is that of an entry, nil if there is none.
 func (s *Store) usage(link uint32, e *entry) *usage {
-	if n := e.use.Load(); n != 0 {
+	if n := e.usage(); n != 0 {
 		return s.pools[link>>entryBits].usage(n)
 	}
 	return nil
@@ -176,7 +181,7 @@ func (s *Store) used(link uint32, e *entry) *usage {
 	pl := &s.pools[link>>entryBits]
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
-	n := e.use.Load()
+	n := e.usage()
 	if n == 0 {
 		if l := len(pl.freeUses); l > 0 {
 			n = pl.freeUses[l-1]
@@ -223,6 +228,7 @@ func (s *Store) alloc(k ratelimit.Key) uint32 {
 	e.key = k
 	if u := s.usage(link, e); u != nil { // somebody came late, when the entry was free
 		u.reset(s.epochs.Add(1))
+		e.setThin(0)
 	}
 	return link
 }
@@ -244,9 +250,9 @@ func (s *Store) Freed(link uint32) {
 
 // collect frees a dead entry that is in no list. pl.mu is held.
 func (pl *pool) collect(link uint32, e *entry, c *chunk, u *usage) {
-	if u.dead && !u.is(activeBit|queuedBit) {
+	if u.dead && !u.in(activeBit|queuedBit) {
 		u.dead = false
-		pl.freeUses = append(pl.freeUses, e.use.Swap(0))
+		pl.freeUses = append(pl.freeUses, e.use.Swap(0)&useMask)
 		pl.release(link, e, c)
 	}
 }
@@ -260,12 +266,12 @@ func (pl *pool) release(link uint32, e *entry, c *chunk) {
 
 // activate puts a key on the list that the tick walks.
 func (s *Store) activate(link uint32, u *usage) {
-	if u.is(activeBit) {
+	if u.in(activeBit) {
 		return
 	}
 	pl := &s.pools[link>>entryBits]
 	pl.mu.Lock()
-	if !u.dead && u.state.Or(activeBit)&activeBit == 0 {
+	if !u.dead && u.lists.Or(activeBit)&activeBit == 0 {
 		pl.active = append(pl.active, link)
 	}
 	pl.mu.Unlock()
@@ -273,13 +279,13 @@ func (s *Store) activate(link uint32, u *usage) {
 
 // hurry queues a key for an early report.
 func (s *Store) hurry(link uint32, u *usage) {
-	if u.is(queuedBit) {
+	if u.in(queuedBit) {
 		return
 	}
 	n := link >> entryBits
 	pl := &s.pools[n]
 	pl.mu.Lock()
-	queue := !u.dead && u.state.Or(queuedBit)&queuedBit == 0
+	queue := !u.dead && u.lists.Or(queuedBit)&queuedBit == 0
 	if queue {
 		pl.due = append(pl.due, link)
 	}

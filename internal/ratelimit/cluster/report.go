@@ -50,7 +50,7 @@ func (s *Store) leave(ctx context.Context) {
 func (s *Store) flushAll(now ratelimit.Instant) {
 	s.each(func(_ uint32, _ *entry, u *usage, _ []cell) {
 		if u != nil {
-			u.force = u.force || u.is(activeBit)
+			u.force = u.force || u.in(activeBit)
 		}
 	})
 	s.out.Lock()
@@ -121,7 +121,7 @@ func (s *Store) early(now ratelimit.Instant) {
 			s.later[at] = append(s.later[at], link)
 			continue
 		}
-		u.state.And(^uint32(queuedBit))
+		u.lists.And(^uint32(queuedBit))
 		if s.report(link, e, u, c.of(i), now) {
 			s.m.early.Add(1)
 		}
@@ -168,7 +168,7 @@ func (s *Store) tick(now ratelimit.Instant) {
 			keep := s.measure(link, e, u, c.of(i), now, elapsed)
 			if !keep {
 				u.demand = 0
-				u.state.And(^uint32(activeBit))
+				u.lists.And(^uint32(activeBit))
 			}
 			k := e.key
 			c.mu.Unlock()
@@ -227,7 +227,7 @@ func (s *Store) measure(link uint32, e *entry, u *usage, cells []cell, now ratel
 	for v := d / 8192; v > 1 && thin < 16; v /= 2 { // some thousand samples a second
 		thin++
 	}
-	u.setThin(thin)
+	e.setThin(thin)
 
 	n := s.table.Load().n
 	r := s.own(u, &p, state, now)
@@ -386,7 +386,7 @@ func (s *Store) sweep(n int, now ratelimit.Instant) {
 	}
 	var gone []idle
 	s.eachOf(n, func(link uint32, e *entry, u *usage, cells []cell) {
-		if e.key == (ratelimit.Key{}) || u != nil && u.is(activeBit|queuedBit) {
+		if e.key == (ratelimit.Key{}) || u != nil && u.in(activeBit|queuedBit) {
 			return
 		}
 		c, ok := s.counter(e.key, link)
@@ -479,10 +479,12 @@ func (s *Store) look(now ratelimit.Instant) {
 	}
 	s.seen = v
 	s.table.Store(t)
-	if s.full {
-		s.SetShare(1, 1)
-	} else {
-		s.SetShare(v.Visible, v.Alive)
+	held, of := 1, 1
+	if !s.full {
+		held, of = v.Visible, v.Alive
+	}
+	if s.SetShare(held, of) {
+		s.each(func(_ uint32, e *entry, _ *usage, _ []cell) { e.head.Store(0) })
 	}
 	if retell { // what was sent to a peer may not have arrived
 		s.each(func(_ uint32, _ *entry, u *usage, _ []cell) {

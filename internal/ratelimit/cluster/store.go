@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -154,28 +154,41 @@ func New(c Config) (*Store, error) {
 func (s *Store) Backend(ratelimit.Bucket) string { return "cluster" }
 
 // Others implements local.Peers: reported and expected, as of this millisecond.
-func (s *Store) Others(link uint32, p *ratelimit.Policy, win uint32, now ratelimit.Instant) (taken, before uint32) {
+func (s *Store) Others(link uint32, p *ratelimit.Policy, win uint32, now ratelimit.Instant) (taken, before, thin uint32) {
 	e, c, i := s.entry(link)
 	ms := uint32(uint64(now) / 1e6)
 	h := e.head.Load()
-	if uint32(h>>32) == ms {
-		return uint32(h), e.before.Load()
+	if m := uint32(h >> 32); m != ms && m != always {
+		h = s.renew(link, e, c, i, p, win, now)
 	}
+	return uint32(h), e.before.Load(), e.use.Load() >> thinShift
+}
+
+// renew computes an entry's head for this millisecond, unless somebody else does.
+func (s *Store) renew(link uint32, e *entry, c *chunk, i uint32, p *ratelimit.Policy, win uint32, now ratelimit.Instant) (head uint64) {
+	ms, h := uint32(uint64(now)/1e6), e.head.Load()
 	if !c.mu.TryLock() {
 		// Somebody is at it. The value of a moment ago will do, if it is of this window.
 		if _, into := p.Window(now); h != 0 && ms-uint32(h>>32) <= 3 && into > 4 {
-			return uint32(h), e.before.Load()
+			return h
 		}
 		c.mu.Lock()
 	}
 	defer c.mu.Unlock()
-	if h = e.head.Load(); uint32(h>>32) != ms {
-		t, b := s.compute(s.usage(link, e).attempts(), c.of(i), p, win, now)
-		e.before.Store(b)
-		h = uint64(ms)<<32 | uint64(t)
-		e.head.Store(h)
+	h = e.head.Load()
+	if m := uint32(h >> 32); m == ms || m == always {
+		return h
 	}
-	return uint32(h), e.before.Load()
+	cells := c.of(i)
+	until := uint32(always)
+	if s.Withheld(p) != 0 || slices.ContainsFunc(cells, func(c cell) bool { return c.batch != 0 }) {
+		until = ms
+	}
+	taken, before := s.compute(s.usage(link, e).attempts(), cells, p, win, now)
+	e.before.Store(before)
+	h = uint64(until)<<32 | uint64(taken)
+	e.head.Store(h)
+	return h
 }
 
 // compute is the sum of the rule over the peers; demand is this node's own. The chunk is locked.
@@ -352,7 +365,7 @@ func (s *Store) Spent(c local.Counter, p *ratelimit.Policy, n int64, _ ratelimit
 	}
 }
 
-// Refused implements local.Peers: it counts the demand, of a hot key a sample of it.
+// Refused implements local.Peers: it counts the demand.
 func (s *Store) Refused(c local.Counter, link uint32, p *ratelimit.Policy, cost uint32, _ ratelimit.Instant) {
 	if link == 0 {
 		if p.Limit() == 0 || s.table.Load().n == 1 {
@@ -362,11 +375,7 @@ func (s *Store) Refused(c local.Counter, link uint32, p *ratelimit.Policy, cost 
 			return
 		}
 	}
-	u := s.use(link, p)
-	thin := u.thin()
-	if thin == 0 || rand.Uint32()>>(32-thin) == 0 {
-		u.tried.Add(cost << thin)
-	}
+	s.use(link, p).tried.Add(cost)
 }
 
 // Rolled implements local.Peers.

@@ -2,6 +2,7 @@ package local
 
 import (
 	"math/bits"
+	"math/rand/v2"
 	"sync"
 
 	"converger/internal/ratelimit"
@@ -18,8 +19,9 @@ type Peers interface {
 	// Others is how much of p's budget the other nodes have taken, or must be
 	// expected to have, at a moment: of window win and, for sliding windows, of
 	// the one before. Of a token bucket it is what they are expected to have
-	// spent beyond what Book has booked.
-	Others(link uint32, p *ratelimit.Policy, win uint32, now ratelimit.Instant) (taken, before uint32)
+	// spent beyond what Book has booked. Of the refusals that follow one in 1<<thin is
+	// to be told.
+	Others(link uint32, p *ratelimit.Policy, win uint32, now ratelimit.Instant) (taken, before, thin uint32)
 	// Passed is told that a window's own count passed its counter's mark.
 	Passed(c Counter, p *ratelimit.Policy, now ratelimit.Instant)
 	// Returned is told that a window's own count was lowered by a refund.
@@ -27,7 +29,8 @@ type Peers interface {
 	// Spent is told of every spend from a token bucket, and of refunds as
 	// negative ones.
 	Spent(c Counter, p *ratelimit.Policy, n int64, now ratelimit.Instant)
-	// Refused is told of every refusal.
+	// Refused is told of a refusal, or of one in so many as Others said with as many
+	// times its cost: a hot key's are not written one by one.
 	Refused(c Counter, link uint32, p *ratelimit.Policy, cost uint32, now ratelimit.Instant)
 	// Rolled is told that a window ended with this own state, State.Word.
 	Rolled(link uint32, word uint64)
@@ -209,13 +212,13 @@ func (s *Store) Walk(part int, f func(Counter)) bool {
 
 // SetShare makes the store enforce only a part of every limit, rounded up: what
 // this node, or its side of a split, may spend of what nodes beyond its reach
-// spend from too. Any of <= held is the whole limit.
-func (s *Store) SetShare(held, of int) {
+// spend from too. Any of <= held is the whole limit. It reports whether that is news.
+func (s *Store) SetShare(held, of int) (changed bool) {
 	v := uint64(0)
 	if 0 < held && held < of {
 		v = uint64(held)<<32 | uint64(of)
 	}
-	s.share.Store(v)
+	return s.share.Swap(v) != v
 }
 
 // Withheld is the part of a window's limit that is not enforced here.
@@ -264,16 +267,16 @@ func (r ref) load() (link, mark uint32) {
 }
 
 // others asks Peers, or tells what this node's share leaves out.
-func (s *Store) others(link uint32, p *ratelimit.Policy, win uint32, at ratelimit.Instant) (taken, before uint32) {
+func (s *Store) others(link uint32, p *ratelimit.Policy, win uint32, at ratelimit.Instant) (taken, before, thin uint32) {
 	if link != 0 {
 		return s.peers.Others(link, p, win, at)
 	}
-	return s.Withheld(p), 0
+	return s.Withheld(p), 0, 0
 }
 
-func (s *Store) refused(r ref, link uint32, p *ratelimit.Policy, cost uint32, now ratelimit.Instant) {
-	if r.mark != nil {
-		s.peers.Refused(Counter{r}, link, p, cost, now)
+func (s *Store) refused(r ref, link, thin uint32, p *ratelimit.Policy, cost uint32, now ratelimit.Instant) {
+	if r.mark != nil && (thin == 0 || rand.Uint32()>>(32-thin) == 0) {
+		s.peers.Refused(Counter{r}, link, p, cost<<thin, now)
 	}
 }
 

@@ -189,7 +189,7 @@ func (s *Store) spendWindow(d *ratelimit.Decision, r ref, p *ratelimit.Policy, c
 			}
 		}
 		link, mark := r.load()
-		others, before := s.others(link, p, win, at)
+		others, before, thin := s.others(link, p, win, at)
 		count, prev, carried := uint32(w), uint32(0), uint32(0)
 		if p.Algorithm() == ratelimit.SlidingWindow {
 			prev = r.prev.Load() + before
@@ -197,7 +197,7 @@ func (s *Store) spendWindow(d *ratelimit.Decision, r ref, p *ratelimit.Policy, c
 		}
 		room := p.Limit() - min(p.Limit(), others+carried)
 		if uint64(count)+uint64(cost) > uint64(room) {
-			s.refused(r, link, p, cost, at)
+			s.refused(r, link, thin, p, cost, at)
 			p.RefuseWindow(d, prev, count+others, carried, cost, into, at)
 			return true
 		}
@@ -245,9 +245,10 @@ func (s *Store) spendTokens(d *ratelimit.Decision, r ref, p *ratelimit.Policy, c
 	need := s.TokenTime(p, cost)
 	tolerance := max(p.Tolerance(), need) // a share of a burst is at least this one
 	link, _ := r.load()
-	unseen := int64(0) // the time of the tokens that peers are expected to have spent
+	unseen, thin := int64(0), uint32(0) // the time of the tokens that peers are expected to have spent
 	if link != 0 {
-		others, _ := s.peers.Others(link, p, 0, now)
+		var others uint32
+		others, _, thin = s.peers.Others(link, p, 0, now)
 		unseen = s.TokenTime(p, others)
 	}
 	for {
@@ -262,7 +263,7 @@ func (s *Store) spendTokens(d *ratelimit.Decision, r ref, p *ratelimit.Policy, c
 		next := tat + need
 		over := next + unseen - int64(now) - tolerance
 		if over > ahead {
-			s.refused(r, link, p, cost, now)
+			s.refused(r, link, thin, p, cost, now)
 			p.RefuseTokens(d, tat+unseen, over, now)
 			return true
 		}
@@ -581,7 +582,7 @@ func (s *Store) seen(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instant
 	}
 	if p.Algorithm() == ratelimit.TokenBucket {
 		if link != 0 && p.Limit() > 0 {
-			others, _ := s.peers.Others(link, p, 0, now)
+			others, _, _ := s.peers.Others(link, p, 0, now)
 			state.Word += uint64(s.TokenTime(p, others))
 		}
 		return state
@@ -590,7 +591,7 @@ func (s *Store) seen(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instant
 	if int32(uint32(state.Word>>32)-index) < 0 { // as the next spend would find it
 		state, _ = p.Decide(state, p.Limit()+1, now)
 	}
-	others, before := s.others(link, p, uint32(state.Word>>32), now)
+	others, before, _ := s.others(link, p, uint32(state.Word>>32), now)
 	state.Word += uint64(others)
 	state.Prev += before
 	return state
