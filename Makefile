@@ -17,7 +17,7 @@ FUZZTIME ?= 10s
 
 .PHONY: help
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-z0-9-]*:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-z0-9-]*:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: run
 run: build $(if $(findstring --database-url,$(ARGS)),,postgres) ## Start a hub with a private database and a demo tenant, and print what to paste next (ARGS="--addr …")
@@ -50,7 +50,15 @@ cover: postgres browser ## Test coverage into cover.out, with the total
 	@$(GO) tool cover -func=cover.out | tail -n 1
 
 .PHONY: bench
-bench: postgres build ## Measure the message path beside pgbench and River, interleaved, as ratios of one run
+bench: bench-limits bench-path ## Both measurements below: minutes, on a quiet machine
+
+.PHONY: bench-limits
+bench-limits: postgres build ## Measure limits beside other limiters, interleaved, as ratios of one run (ARGS="--only checks")
+	@$(GO) -C bench build -mod=mod -o ../bin/bench .
+	@cd bench && ../bin/bench $(ARGS)
+
+.PHONY: bench-path
+bench-path: postgres build ## Measure the message path beside pgbench and River, interleaved, as ratios of one run
 	@$(GO) run ./internal/loadtest/pathbench $(ARGS)
 
 .PHONY: microbench
@@ -78,6 +86,7 @@ golden: postgres ## Rewrite golden files and the README table; review the differ
 .PHONY: verify
 verify: ## The modules are tidy and unaltered, and the README's table is the program's
 	@$(GO) mod tidy -diff
+	@$(GO) -C bench mod tidy -diff
 	@$(GO) mod verify
 	@scripts/readme-config && git diff --exit-code README.md
 
