@@ -641,7 +641,7 @@ func TestMemoryPerKey(t *testing.T) {
 		most  float64
 	}{
 		{"not worth a report", 1000, 64},
-		{"reported by this node and to it", 10, 330},
+		{"used here and reported by this node", 10, 230},
 	} {
 		s := newSim(t, 3, conditions{latency: lan, maxKeys: keys})
 		p := newPolicy(t, ratelimit.Rule{Limit: c.limit, Scale: time.Hour})
@@ -656,6 +656,30 @@ func TestMemoryPerKey(t *testing.T) {
 		}
 		runtime.KeepAlive(s)
 	}
+
+	s := newSim(t, 3, conditions{latency: lan, maxKeys: keys})
+	n, p := s.nodes[0], newPolicy(t, ratelimit.Rule{Limit: 10, Scale: time.Hour})
+	win, _ := p.Window(s.now)
+	before := heap()
+	for _, peer := range s.nodes[1:] {
+		var w writer
+		for k := range uint64(keys) {
+			if w.b == nil {
+				w.begin(kindReport, uint32(k+1), s.now)
+			}
+			w.record(item(p, k+1).Key, p, register{win: win, count: 1, known: 2, demand: 1}, nil)
+			if w.full() || k == keys-1 {
+				if err := n.receive(peer.id, w.b, s.now); err != nil {
+					t.Fatal(err)
+				}
+				w.b = nil
+			}
+		}
+	}
+	if got, perKey := n.Keys(), float64(heap()-before)/float64(n.Keys()); perKey > 64+32+2*24 || got < keys*95/100 {
+		t.Errorf("%d keys that both peers reported, %.1f B a key; want at most 144", got, perKey)
+	}
+	runtime.KeepAlive(s)
 }
 
 // Five million invented addresses against a bound of 200,000 keys, each of which is reported.
