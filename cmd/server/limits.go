@@ -86,6 +86,7 @@ func (c limitsGetCmd) Run(e *env) error {
 type limitsSetCmd struct {
 	managementFlags
 	tenantArg
+	guard
 	Bucket    string `arg:"" help:"The bucket, see limits get."`
 	Rate      string `arg:"" help:"How many in which time, such as 200/1s or 5000/1m; 0/1s refuses everything."`
 	Algorithm string `help:"How it is counted: fixed_window, sliding_window or token_bucket; by default as the bucket's default is." enum:"fixed_window,sliding_window,token_bucket," default:"" placeholder:"NAME"`
@@ -121,6 +122,7 @@ func (c limitsSetCmd) Run(e *env) error {
 type limitsUnsetCmd struct {
 	managementFlags
 	tenantArg
+	guard
 	Bucket string `arg:"" help:"The bucket, see limits get."`
 }
 

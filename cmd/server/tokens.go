@@ -54,8 +54,9 @@ func (c tokensListCmd) Run(e *env) error {
 
 type tokensRevokeCmd struct {
 	managementFlags
-	ID    uuid.UUID `arg:"" help:"Id of the token, see tokens list."`
-	Force bool      `help:"Also when it is your own, or the last that may write."`
+	ID      uuid.UUID     `arg:"" help:"Id of the token, see tokens list."`
+	Overlap time.Duration `help:"How long it works on; without it no longer." placeholder:"DURATION"`
+	Force   bool          `help:"Also when it is your own, or the last that may write."`
 }
 
 func (c tokensRevokeCmd) Run(e *env) error {
@@ -63,9 +64,9 @@ func (c tokensRevokeCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	t, err := h.do(http.MethodPost, "/operator_tokens/"+c.ID.String()+"/revoke", members{"force": c.Force})
+	t, err := h.do(http.MethodPost, "/operator_tokens/"+c.ID.String()+"/revoke", members{"force": c.Force, "overlap_seconds": int(c.Overlap.Seconds())})
 	if err != nil {
 		return err
 	}
-	return h.done(t, "Revoked %s (%s).", cell(t, "id"), cell(t, "name"))
+	return h.done(t, "Token %s (%s) is revoked as of %s.", cell(t, "id"), cell(t, "name"), cell(t, "revoked_at"))
 }

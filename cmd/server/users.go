@@ -137,6 +137,7 @@ func (c usersShowCmd) Run(e *env) error { return c.change(e, http.MethodGet, nil
 
 type usersUpdateCmd struct {
 	userFlags
+	guard
 	Name *string `help:"New name." placeholder:"NAME"`
 	Role *string `help:"New role." placeholder:"ROLE"`
 }
@@ -152,19 +153,28 @@ func (c usersUpdateCmd) Run(e *env) error {
 	return c.change(e, http.MethodPatch, change)
 }
 
-type usersDisableCmd struct{ userFlags }
+type usersDisableCmd struct {
+	userFlags
+	guard
+}
 
 func (c usersDisableCmd) Run(e *env) error {
 	return c.change(e, http.MethodPatch, members{"status": "inactive"})
 }
 
-type usersEnableCmd struct{ userFlags }
+type usersEnableCmd struct {
+	userFlags
+	guard
+}
 
 func (c usersEnableCmd) Run(e *env) error {
 	return c.change(e, http.MethodPatch, members{"status": "active"})
 }
 
-type usersDeleteCmd struct{ userFlags }
+type usersDeleteCmd struct {
+	userFlags
+	guard
+}
 
 func (c usersDeleteCmd) Run(e *env) error {
 	h, user, err := c.connect(e)

@@ -90,6 +90,7 @@ func TestUsersAreChecked(t *testing.T) {
 		"administrators' role": {NewUser{Email: "a@x.test", Role: RoleSuperAdmin}, "/role", fault.UnknownValue},
 		"short password":       {NewUser{Email: "a@x.test", Role: RoleOwner, Password: "1234567"}, "/password", fault.OutOfRange},
 		"seven emoji":          {NewUser{Email: "a@x.test", Role: RoleOwner, Password: "😊😊😊😊😊😊😊"}, "/password", fault.OutOfRange},
+		"blanks for a password": {NewUser{Email: "a@x.test", Role: RoleOwner, Password: " \t\u00a0\u2003     \n"}, "/password", fault.Malformed},
 		"NUL in the password":  {NewUser{Email: "a@x.test", Role: RoleOwner, Password: "12345678\x00"}, "/password", fault.Malformed},
 		"no UTF-8":             {NewUser{Email: "a@x.test", Role: RoleOwner, Password: "12345678\xff"}, "/password", fault.Malformed},
 		"the address":          {NewUser{Email: "ada@x.test", Role: RoleOwner, Password: "Ada@x.test"}, "/password", fault.Conflict},
