@@ -17,7 +17,7 @@ type channelsCmd struct {
 	Update       channelsUpdateCmd `cmd:"" help:"Change a channel's name, status, config or pace."`
 	RotateSecret channelsSecretCmd `cmd:"" help:"Give a channel a new secret and print it, once; the old one is honoured for a while."`
 	Pause        channelsPauseCmd  `cmd:"" help:"Hold a channel's deliveries until it is resumed."`
-	Resume       channelsResumeCmd `cmd:"" help:"Let a channel's deliveries go on; closes an open circuit too."`
+	Resume       channelsResumeCmd `cmd:"" help:"Let a channel's deliveries go on: after a pause, or at once where failures hold them (an open circuit)."`
 	Delete       channelsDeleteCmd `cmd:"" help:"Delete a channel; its conversations stay readable."`
 }
 
@@ -96,7 +96,7 @@ type channelsCreateCmd struct {
 func (channelsCreateCmd) Help() string {
 	return `The secret alone goes to standard output, so that a script can keep it:
 
-SECRET=$(server channels create acme webhook app --config '{"url":"https://example.com/hook"}')`
+    SECRET=$(server channels create acme webhook app --config '{"url":"https://example.com/hook"}')`
 }
 
 func (c channelsCreateCmd) Run(e *env) error {
@@ -191,9 +191,8 @@ type channelsUpdateCmd struct {
 func (channelsUpdateCmd) Help() string {
 	return `Members of the config that are left out stay. Examples:
 
-server channels update 01a22bed-4fce-7919-9f38-f5f2e99b7618 --status inactive
-
-server channels update 01a22bed-4fce-7919-9f38-f5f2e99b7618 --config '{"url":"https://example.com/new"}' --rate-limit 80/s`
+    server channels update 01a22bed-4fce-7919-9f38-f5f2e99b7618 --status inactive
+    server channels update 01a22bed-4fce-7919-9f38-f5f2e99b7618 --config '{"url":"https://example.com/new"}' --rate-limit 80/s`
 }
 
 func (c channelsUpdateCmd) Run(e *env) error {

@@ -30,7 +30,7 @@ type env struct {
 // cli is the grammar of the command line. Each command's Run method stands in the file of its subject.
 type cli struct {
 	Dev      devCmd      `cmd:"" help:"Run a hub on a private database with a demo tenant, for trying out and for development."`
-	Serve    serveCmd    `cmd:"" help:"Run the hub, configured by environment variables (see config doc)."`
+	Serve    serveCmd    `cmd:"" help:"Run the hub, configured by environment variables: server config doc lists them."`
 	Migrate  migrateCmd  `cmd:"" help:"Bring the database to this version's schema, or show where it stands."`
 	Config   configCmd   `cmd:"" help:"Check the configuration, or explain every variable."`
 	Operator operatorCmd `cmd:"" help:"Make and revoke the tokens of operators, straight in the database."`

@@ -362,7 +362,7 @@ func TestManageByShell(t *testing.T) {
 
 	says("application/pdf", "tenant", "upload-types", "show", "Acme")
 	types := fromJSON(says("", "tenant", "upload-types", "set", "Acme", "image/png", "image/gif", "--json"))
-	if got := fmt.Sprint(types["types"], types["effective"]); got != "[image/png image/gif] [image/png image/gif]" {
+	if got := fmt.Sprint(types["types"], types["effective"]); got != "[image/gif image/png] [image/gif image/png]" {
 		t.Errorf("types of uploads: %s", got)
 	}
 	fails("element 0 is none of", "tenant", "upload-types", "set", "Acme", "text/html")

@@ -43,7 +43,7 @@ type rangesAddCmd struct {
 	Kind    string        `arg:"" help:"deny: refused everywhere; exempt: not counted by limits on addresses." enum:"deny,exempt"`
 	CIDR    string        `arg:"" name:"range" help:"The range in CIDR notation, or one address."`
 	Note    string        `help:"Why, for whoever finds it later." placeholder:"TEXT"`
-	Expires time.Duration `help:"How long it stands; without it for ever." placeholder:"DURATION"`
+	Expires time.Duration `help:"How long it stands, such as 24h; without it for ever." placeholder:"DURATION"`
 	Force   bool          `help:"Also when it has every address in it, or your own."`
 }
 
@@ -53,9 +53,8 @@ func (rangesAddCmd) Help() string {
 
 Examples:
 
-server ranges add deny 203.0.113.0/24 --expires 24h --note "credential stuffing"
-
-server ranges add exempt 198.51.100.7 --note "office of Acme"`
+    server ranges add deny 203.0.113.0/24 --expires 24h --note "credential stuffing"
+    server ranges add exempt 198.51.100.7 --note "office of Acme"`
 }
 
 func (c rangesAddCmd) Run(e *env) error {
@@ -113,9 +112,9 @@ func (c rangesShowCmd) Run(e *env) error {
 type rangesUpdateCmd struct {
 	rangeArg
 	guard
-	Kind    string         `help:"deny or exempt." enum:"deny,exempt," default:"" placeholder:"KIND"`
+	Kind    string         `help:"deny (refused everywhere) or exempt (not counted by limits on addresses)." enum:"deny,exempt," default:"" placeholder:"KIND"`
 	Note    *string        `help:"Why, for whoever finds it later." placeholder:"TEXT"`
-	Expires *time.Duration `help:"How long it stands from now; 0s: for ever." placeholder:"DURATION"`
+	Expires *time.Duration `help:"How long it stands from now, such as 24h; 0s for ever." placeholder:"DURATION"`
 	Force   bool           `help:"Also when it then denies your own address."`
 }
 

@@ -50,7 +50,7 @@ type rulesCreateCmd struct {
 func (rulesCreateCmd) Help() string {
 	return `A copy is not copied on, and rules that would make a circle are refused. Example:
 
-server rules create acme "to the archive" 01a22bed-4fce-7919-9f38-f5f2e99b7618 01a22bec-ac96-7d00-b66c-85ff5215fb3a`
+    server rules create acme "to the archive" 01a22bed-4fce-7919-9f38-f5f2e99b7618 01a22bec-ac96-7d00-b66c-85ff5215fb3a`
 }
 
 func (c rulesCreateCmd) Run(e *env) error {
@@ -113,7 +113,7 @@ type rulesUpdateCmd struct {
 func (rulesUpdateCmd) Help() string {
 	return `What is not given stays. Example:
 
-server rules update acme 01a22bf1-9c52-7a61-8b8e-4d0d3c1f7e55 --no-enabled`
+    server rules update acme 01a22bf1-9c52-7a61-8b8e-4d0d3c1f7e55 --no-enabled`
 }
 
 func (c rulesUpdateCmd) Run(e *env) error {

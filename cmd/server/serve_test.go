@@ -330,8 +330,8 @@ func TestSmallPool(t *testing.T) {
 		"POST /api/v1/routing_rules":                                                   numbered(c.api, rules, `{"routing_rule":{"name":"rule %d",`+ruleTo+`}}`),
 		"PATCH /api/v1/routing_rules/{rule_id}":                                        numbered(c.api, rules+"/"+victims[0].rule, `{"routing_rule":{"name":"patched %d"}}`),
 		"PUT /api/v1/routing_rules/{rule_id}":                                          numbered(c.api, rules+"/"+victims[0].rule, `{"routing_rule":{"name":"put %d"}}`),
-		"POST /api/v1/management/tenants/{tenant_id}/routing_rules":            numbered(ops, tenant+"/routing_rules", `{"name":"operator's rule %d",`+ruleTo+`}`),
-		"PATCH /api/v1/management/tenants/{tenant_id}/routing_rules/{rule_id}": numbered(ops, tenant+"/routing_rules/"+victims[0].opsRule, `{"name":"patched by operator %d"}`),
+		"POST /api/v1/management/tenants/{tenant_id}/routing_rules":                    numbered(ops, tenant+"/routing_rules", `{"name":"operator's rule %d",`+ruleTo+`}`),
+		"PATCH /api/v1/management/tenants/{tenant_id}/routing_rules/{rule_id}":         numbered(ops, tenant+"/routing_rules/"+victims[0].opsRule, `{"name":"patched by operator %d"}`),
 		"DELETE /api/v1/management/tenants/{tenant_id}/routing_rules/{rule_id}": func(i int) (*api, string, string) {
 			return ops, tenant + "/routing_rules/" + victims[i].opsRule, ""
 		},

@@ -70,7 +70,7 @@ type tenantUpdateCmd struct {
 	tenantArg
 	guard
 	Name        *string `help:"New name." placeholder:"NAME"`
-	MaxInFlight *int    `help:"Most deliveries of the tenant under way at once." placeholder:"N"`
+	MaxInFlight *int    `help:"Most attempts to deliver of the tenant under way at one time, over all nodes. 400 for a new tenant." placeholder:"N"`
 }
 
 func (c tenantUpdateCmd) Run(e *env) error {
@@ -147,7 +147,7 @@ type uploadTypesSetCmd struct {
 func (uploadTypesSetCmd) Help() string {
 	return `Example:
 
-server tenant upload-types set acme image/png image/jpeg application/pdf`
+    server tenant upload-types set acme image/png image/jpeg application/pdf`
 }
 
 func (c uploadTypesSetCmd) Run(e *env) error {

@@ -61,8 +61,8 @@ func (f *front) changes(t testing.TB) map[string]func() (path, body string) {
 			fmt.Sprintf(`{"name":"r","source_channel_id":%q,"target_channel_ids":[%q]}`, f.webhook.ID, sink.ID)),
 		"PATCH /tenants/{tenant_id}/routing_rules/{rule_id}":  func() (string, string) { return newRule(), `{"enabled":false}` },
 		"DELETE /tenants/{tenant_id}/routing_rules/{rule_id}": func() (string, string) { return newRule(), "" },
-		"POST /operator_tokens": at("/operator_tokens", `{"name":"t"}`),
-		"POST /address_ranges":  at("/address_ranges", `{"cidr":"203.0.113.0/24","kind":"deny","note":"scanner"}`),
+		"POST /operator_tokens":                               at("/operator_tokens", `{"name":"t"}`),
+		"POST /address_ranges":                                at("/address_ranges", `{"cidr":"203.0.113.0/24","kind":"deny","note":"scanner"}`),
 		"PATCH /address_ranges/{range_id}": func() (string, string) {
 			return "/address_ranges/" + newRange("198.51.100.0/24").ID.String(), `{"kind":"exempt"}`
 		},
