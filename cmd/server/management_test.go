@@ -229,7 +229,7 @@ func TestActivitiesFollowTheWatermark(t *testing.T) {
 func TestManageByShell(t *testing.T) {
 	t.Parallel()
 	url := pgtest.New(t)
-	p := serve(t, url, nil)
+	p := serve(t, url, map[string]string{"BCRYPT_COST": "10"})
 	token := strings.TrimSpace(runOK(t, nil, "operator", "create", "Ada", "--database-url", url))
 	environ := map[string]string{"CONVERGER_URL": p.base, "CONVERGER_TOKEN": token}
 	dir := t.TempDir()
