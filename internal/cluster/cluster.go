@@ -84,6 +84,9 @@ type Config struct {
 	Query string
 	// Resolver looks up Query and the hosts of Peers; nil: net.DefaultResolver.
 	Resolver Resolver
+	// Starting makes the node say that it does not take requests yet, until Open. The others show it as Peer.Starting, and
+	// give it nothing to decide that it would have to know the past of.
+	Starting bool
 	// Database takes the heartbeats. It should be a pool of the node's own: a heartbeat must not wait for requests. nil:
 	// no witness; gossip alone tells who lives, and the clock is not corrected. For tests.
 	Database *pgxpool.Pool
@@ -123,6 +126,7 @@ type Node struct {
 	me    member
 	hello []byte // me, encoded
 
+	closed  atomic.Bool  // until Open
 	offset  atomic.Int64 // ns; Offset
 	skew    atomic.Int64 // ns; of the wall clock against the corrected one
 	started atomic.Int64 // elapsed at Run, 0 before
@@ -267,6 +271,7 @@ func New(c Config) (*Node, error) {
 		settled: make(chan struct{}), firstRound: make(chan struct{}), firstBeat: make(chan struct{}),
 		roster: map[ID]*peer{}, gone: map[ID]time.Time{}, beats: map[ID]beat{},
 	}
+	n.closed.Store(c.Starting)
 	n.settle = sync.OnceFunc(func() { close(n.settled) })
 	n.bind, n.port, _ = c.bind() // checked
 	n.shift = n.local() - time.Now().UnixNano()
@@ -292,7 +297,7 @@ func (n *Node) ID() ID { return n.id }
 // View is the cluster as seen now, at most 100 ms old. It costs one atomic read.
 func (n *Node) View() *View { return n.seen.Load().view }
 
-// Watch is View, with a channel that is closed when Peers, a Standing, a Session, Connected or Witness changes. Plain
+// Watch is View, with a channel that is closed when Peers, a Standing, Starting, a Session, Connected or Witness changes. Plain
 // ageing and measuring close nothing.
 func (n *Node) Watch() (*View, <-chan struct{}) {
 	s := n.seen.Load()
@@ -303,6 +308,20 @@ func (n *Node) Watch() (*View, <-chan struct{}) {
 // known; a node should not take requests. It takes at most 3 s from the start of Run. From then on the node's heartbeat
 // tells the others that it admits requests.
 func (n *Node) Settled() <-chan struct{} { return n.settled }
+
+// Open ends Config.Starting, and tells the others at once.
+func (n *Node) Open() {
+	n.closed.Store(false)
+	for _, p := range *n.peers.Load() {
+		if p.link.Load() == nil {
+			continue // the first ping will say so
+		}
+		select {
+		case p.queue <- outgoing{kind: framePing}:
+		default: // the next ping will
+		}
+	}
+}
 
 // Send queues a message for a member and reports whether it did; it never blocks. Messages are dropped, and counted, when
 // the member is not connected or its queue is full, and those still queued when a connection breaks. body must not be

@@ -306,3 +306,21 @@ func TestSeriesOfPeers(t *testing.T) {
 		}
 	}
 }
+
+// A node that starts is heard and shown as one that takes no requests yet, until it opens; then the others know at once.
+func TestStartingAndOpen(t *testing.T) {
+	t.Parallel()
+	addresses := ports(t, 2)
+	nodes := runAll(t, addresses, func(i int, c *cluster.Config) { c.Starting = i == 1 })
+	a, b := nodes[0], nodes[1]
+	awaitWhole(t, a, b)
+	starting := func(v *cluster.View) bool { return len(v.Peers) == 1 && v.Peers[0].Starting }
+	a.await(t, "the other starting", starting)
+	b.await(t, "the other open", func(v *cluster.View) bool { return !starting(v) })
+	<-b.Settled()
+	if v := a.View(); !starting(v) || v.Visible != 2 {
+		t.Errorf("before it opened: %s", show(v))
+	}
+	b.Open()
+	a.await(t, "the other open", func(v *cluster.View) bool { return !starting(v) })
+}

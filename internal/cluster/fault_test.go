@@ -205,7 +205,7 @@ func TestSplitAndHeal(t *testing.T) {
 			if err := p.a.Degraded(); err == nil || !strings.Contains(err.Error(), "none seen") {
 				t.Errorf("degraded: %v", err)
 			}
-			// Long enough for gossip to give up on the other side, and for the kernel to repeat at long intervals.
+			// The cut itself: long enough for gossip to give up on the other side, and for the kernel to repeat at long intervals.
 			time.Sleep(max(0, 12*time.Second-time.Since(began)))
 			if v := p.a.View(); !halves(v) {
 				t.Errorf("after 12 s: %s", show(v))
@@ -334,7 +334,7 @@ func TestStrangersAreRefused(t *testing.T) {
 			c := config(addresses[1], addresses...)
 			change(&c)
 			stranger := run(t, c)
-			for refused := 0.0; refused == 0; time.Sleep(50 * time.Millisecond) {
+			for refused := 0.0; refused == 0; time.Sleep(50 * time.Millisecond) { // the pace of looking
 				refused = value(t, registry, "converger_cluster_refused_total")
 			}
 			<-stranger.Settled()
@@ -448,15 +448,15 @@ func TestDNSAnswerThatChanges(t *testing.T) {
 	}
 	z.set(false, "127.0.0.9", second) // a wrong address first
 	changed := time.Now()
-	time.Sleep(500 * time.Millisecond) // a moment in which nobody is found
+	time.Sleep(500 * time.Millisecond) // what must not happen nobody tells of: time for it to show
 	if v := a.View(); !alone(v) {
 		t.Errorf("found without being listed: %s", show(v))
 	}
 	z.set(false, first, second)
 	awaitWhole(t, a, b)
 	t.Logf("found %s after the first change", time.Since(changed))
-	z.set(true) // what is joined stays so
-	time.Sleep(1500 * time.Millisecond)
+	z.set(true)                         // what is joined stays so
+	time.Sleep(1500 * time.Millisecond) // more than one lookup that fails, and longer than a member may be silent
 	if v := a.View(); v.Visible != 2 {
 		t.Errorf("a failing lookup lost a member: %s", show(v))
 	}
@@ -478,7 +478,7 @@ func TestLonelyNodeBecomesReady(t *testing.T) {
 		if time.Since(began) > 12*time.Second {
 			t.Fatal("still not ready")
 		}
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond) // the pace of looking: nobody tells when it becomes ready
 	}
 	if took := time.Since(began); took < 9*time.Second {
 		t.Errorf("ready after %s", took)

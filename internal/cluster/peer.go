@@ -50,6 +50,8 @@ type peer struct {
 	session atomic.Uint64
 	link    atomic.Pointer[grpc.ClientConn] // while messages can be sent
 	dropped atomic.Uint64
+	// starting: it takes no requests yet, as far as it has said.
+	starting atomic.Bool
 	// replaced: another member answers at its address.
 	replaced atomic.Bool
 	// removed: it is off the roster, so what comes on its streams would be lost.
@@ -219,7 +221,8 @@ func (n *Node) send(ctx context.Context, stream grpc.ClientStream, p *peer, ping
 	defer tick.Stop()
 	o := outgoing{kind: framePing}
 	var measured time.Time
-	busy := false // a message went out since the last tick
+	var flags byte // as last sent
+	busy := false  // a message went out since the last tick
 	for {
 		if busy = busy || o.kind == frameMessage; o.kind == framePing {
 			measured = time.Now()
@@ -228,7 +231,8 @@ func (n *Node) send(ctx context.Context, stream grpc.ClientStream, p *peer, ping
 		head[0] = o.kind
 		switch o.kind {
 		case framePing:
-			head = n.clockFrame(head, uint64(pings.sending(n.local(), o.flushed)))
+			flags = n.flags()
+			head = append(n.clockFrame(head, uint64(pings.sending(n.local(), o.flushed))), flags)
 		case frameMessage:
 			head = binary.BigEndian.AppendUint64(append(head, byte(o.topic)), uint64(o.sent))
 		}
@@ -245,7 +249,7 @@ func (n *Node) send(ctx context.Context, stream grpc.ClientStream, p *peer, ping
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-tick.C:
-				next = !busy || time.Since(measured) >= measureEvery
+				next = !busy || time.Since(measured) >= measureEvery || flags != n.flags()
 				o, busy = outgoing{kind: framePing}, false
 			case o = <-p.queue:
 				p.waits.Add(-int64(len(o.body)))

@@ -289,7 +289,7 @@ func (n *Node) judgeAll() (remarks []remark) {
 		}
 		v.Peers = append(v.Peers, Peer{
 			ID: id, Name: p.m.Name, Address: p.m.Address, Version: p.m.Version, Started: p.m.started(), Standing: standing,
-			Heard: s.heard, Latency: time.Duration(p.latency.Load()), Skew: time.Duration(p.skew.Load()),
+			Starting: p.starting.Load(), Heard: s.heard, Latency: time.Duration(p.latency.Load()), Skew: time.Duration(p.skew.Load()),
 			Session: p.session.Load(), Connected: p.link.Load() != nil, Queued: len(p.queue), Dropped: p.dropped.Load(),
 		})
 	}
@@ -301,7 +301,7 @@ func (n *Node) judgeAll() (remarks []remark) {
 	})
 	old := n.seen.Load()
 	changed := old.view.Witness != v.Witness || !slices.EqualFunc(old.view.Peers, v.Peers, func(a, b Peer) bool {
-		return a.ID == b.ID && a.Standing == b.Standing && a.Session == b.Session && a.Connected == b.Connected
+		return a.ID == b.ID && a.Standing == b.Standing && a.Session == b.Session && a.Connected == b.Connected && a.Starting == b.Starting
 	})
 	if !changed {
 		n.seen.Store(&published{v, old.changed})
@@ -315,6 +315,7 @@ func (n *Node) judgeAll() (remarks []remark) {
 // add puts a peer on the roster, whose lock is held.
 func (n *Node) add(id ID) *peer {
 	p := &peer{id: id, queue: make(chan outgoing, queueLen), wake: make(chan struct{}, 1)}
+	p.starting.Store(true) // until it says that it is not
 	n.roster[id] = p
 	peers := maps.Clone(n.roster)
 	n.peers.Store(&peers)

@@ -133,7 +133,7 @@ func TestTakeAllocatesNothing(t *testing.T) {
 				s.now = s.now.Add(100 * time.Microsecond) // other milliseconds: the headroom is computed anew
 				n.Take(t.Context(), s.now, it)
 				n.TakeAll(t.Context(), s.now, items)
-				n.Refund(t.Context(), s.now, it)
+				n.Refund(t.Context(), ratelimit.Booking{At: s.now}, it)
 			}); got != 0 {
 				t.Errorf("%v, limit %d: %v allocations", a, limit, got)
 			}
@@ -158,7 +158,7 @@ func TestDeliveryDoesNotMatterInTheEnd(t *testing.T) {
 				if n.index < 2 && s.rng.IntN(3) == 0 {
 					spent += spend(t, n, now, it, 1+s.rng.IntN(60))
 					if s.rng.IntN(10) == 0 {
-						n.Refund(t.Context(), now, it)
+						n.Refund(t.Context(), ratelimit.Booking{At: now}, it)
 						spent--
 					}
 				}
@@ -220,7 +220,7 @@ func TestRefundSurvives(t *testing.T) {
 		if got := used(t, s.nodes[1], s.now, it); got < 88 || got > 92 {
 			t.Fatalf("%v: the others know of %d spent, want 90", a, got)
 		}
-		s.nodes[0].Refund(t.Context(), d.At, it)
+		s.nodes[0].Refund(t.Context(), d.Booking(0), it)
 		s.run(time.Second, nil)
 		for _, n := range s.nodes {
 			if got := used(t, n, s.now, it); got != 0 {
@@ -452,7 +452,7 @@ func TestParallelCallersOnThreeNodes(t *testing.T) {
 						}
 						other := item(small, uint64(2+(i*7+w)%700))
 						if d := n.Take(ctx, now, other); d.Allowed && i%5 == 0 {
-							n.Refund(ctx, d.At, other)
+							n.Refund(ctx, d.Booking(0), other)
 						}
 					}
 					mu.Lock()
