@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -108,6 +109,7 @@ type Node struct {
 	cred       credential
 	log        *slog.Logger
 	metrics    *metrics
+	strangers  *strangers
 	local      func() int64 // Config.Now
 	shift      int64        // local less the wall clock, at New
 	finder     *finder
@@ -280,6 +282,7 @@ func New(c Config) (*Node, error) {
 	if n.cred, err = newCredential(c.Label, c.Secret, n.id); err != nil {
 		return nil, err
 	}
+	n.strangers = &strangers{log: n.log, count: func() { n.metrics.refused.Inc() }}
 	n.peers.Store(&map[ID]*peer{})
 	n.seen.Store(&published{&View{Visible: 1, Alive: 1}, make(chan struct{})})
 	if n.metrics, err = newMetrics(c.Registerer, n); err != nil {
@@ -538,6 +541,23 @@ func (n *Node) countUnreachable() int {
 	return count
 }
 
+// foreigners counts the living nodes of other clusters that share the database, and names those clusters.
+func (n *Node) foreigners() (labels []string, count int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range n.roster {
+		if p.listed && n.isForeign(p) {
+			count++
+			labels = append(labels, p.label)
+		}
+	}
+	slices.Sort(labels)
+	return slices.Compact(labels), count
+}
+
+// isForeign tells whether a peer wrote a heartbeat for another cluster. The roster's lock is held.
+func (n *Node) isForeign(p *peer) bool { return p.label != "" && p.label != n.config.Label }
+
 const maxSkew = 100 * time.Millisecond
 
 // Degraded is nil, or what an operator should look at: no peers seen though some are expected, a split, no heartbeat, a
@@ -547,8 +567,12 @@ func (n *Node) Degraded() error {
 	v := n.View()
 	if err := n.lonely(); err != nil {
 		all = append(all, err.Error())
-	} else if v.Visible < v.Alive {
+	} else if _, foreign := n.foreigners(); v.Visible < v.Alive-foreign {
 		all = append(all, fmt.Sprintf("%d of %d living nodes can be heard; limits are shared out", v.Visible, v.Alive))
+	}
+	if labels, k := n.foreigners(); k > 0 {
+		all = append(all, fmt.Sprintf("%d nodes of another cluster (CLUSTER_LABEL %s, here %s) use this database; limits are shared out with them: give them a database of their own, or the same label",
+			k, strings.Join(labels, ", "), n.config.Label))
 	}
 	if k := n.countUnreachable(); k > 0 {
 		all = append(all, fmt.Sprintf("%d nodes can be heard and not reached at the address that they advertise (CLUSTER_ADVERTISE)", k))

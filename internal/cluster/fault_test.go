@@ -346,10 +346,51 @@ func TestStrangersAreRefused(t *testing.T) {
 					t.Errorf("a stranger is a member: %s", show(v))
 				}
 			}
-			if !strings.Contains(nodes[0].log.String(), "CLUSTER_SECRET or CLUSTER_LABEL") {
-				t.Error("the refusal is not in the log")
+			for refused := 0.0; refused < 5; time.Sleep(50 * time.Millisecond) { // the pace of looking; it knocks each second
+				refused = value(t, registry, "converger_cluster_refused_total")
+			}
+			warnings := 0
+			for line := range strings.Lines(nodes[0].log.String()) {
+				if strings.Contains(line, "level=WARN") && strings.Contains(line, "CLUSTER_SECRET or CLUSTER_LABEL") {
+					warnings++
+				}
+			}
+			if warnings < 1 || warnings > 2 { // by gossip, and by connections
+				t.Errorf("%d lines in the log for one stranger:\n%s", warnings, nodes[0].log)
 			}
 		})
+	}
+}
+
+// Clusters of two labels that use one database share limits out between them, and each says with whom.
+func TestAnotherClusterOnTheDatabase(t *testing.T) {
+	t.Parallel()
+	url := pgtest.New(t)
+	start := func(label string) running {
+		c := config(at(freePort(t)))
+		c.Label, c.Peers, c.Database = label, []string{c.Bind}, heartbeats(t, url)
+		return run(t, c)
+	}
+	a, b := start("test"), start("staging")
+	for _, n := range []running{a, b} {
+		n.await(t, "the other's heartbeat", halves)
+	}
+	for other, node := range map[string]running{"staging": a, "test": b} {
+		err := node.Degraded()
+		if err == nil || !strings.Contains(err.Error(), "1 nodes of another cluster (CLUSTER_LABEL "+other) || strings.Contains(err.Error(), "living nodes can be heard") {
+			t.Errorf("degraded: %v", err)
+		}
+		if err := node.Ready(); err != nil { // it expects nobody
+			t.Errorf("ready: %v", err)
+		}
+		if said := strings.Count(node.log.String(), "a node of another cluster uses this database"); said != 1 {
+			t.Errorf("said %d times:\n%s", said, node.log)
+		}
+	}
+	b.stop()
+	a.await(t, "itself alone", alone)
+	if err := a.Degraded(); err != nil {
+		t.Errorf("degraded: %v", err)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -64,6 +65,7 @@ type peer struct {
 
 	// of the roster
 	m        member
+	label    string // as its heartbeat says, "" if there was none
 	gossip   bool
 	row      row
 	standing Standing
@@ -149,13 +151,12 @@ var errSilent = errors.New("no answer")
 func (n *Node) talk(ctx context.Context, p *peer, address string) (wasUp bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	cc, err := n.dial(p.id, address, func(err error) {
+	cc, err := n.dial(p.id, address, func(_ net.Conn, err error) {
 		if isSomebodyElse(err) {
 			p.replaced.Store(true)
 		}
 		if isStranger(err) {
-			n.metrics.refused.Inc()
-			n.log.Warn("a node of another cluster, or with another CLUSTER_SECRET or CLUSTER_LABEL, answers at the address of a member",
+			n.strangers.refused(p.id.String(), "a node of another cluster, or with another CLUSTER_SECRET or CLUSTER_LABEL, answers at the address of a member",
 				slog.String("peer", p.id.String()), slog.String("address", address))
 		}
 		cancel(fmt.Errorf("handshake: %w", err))

@@ -96,10 +96,10 @@ const (
 
 // newServer makes the server of the node's methods.
 func (n *Node) newServer() *grpc.Server {
-	creds := watched{credentials.NewTLS(n.cred.server()), func(err error) {
+	creds := watched{credentials.NewTLS(n.cred.server()), func(raw net.Conn, err error) {
 		if isStranger(err) {
-			n.metrics.refused.Inc()
-			n.log.Warn("refused a connection from another cluster, or with another CLUSTER_SECRET or CLUSTER_LABEL", slog.Any("error", err))
+			n.strangers.refused(raw.RemoteAddr().String(), "refused a connection from another cluster, or with another CLUSTER_SECRET or CLUSTER_LABEL",
+				slog.String("from", raw.RemoteAddr().String()), slog.Any("error", err))
 		}
 	}}
 	s := grpc.NewServer(grpc.Creds(creds), grpc.ForceServerCodecV2(rawCodec{}), grpc.MaxRecvMsgSize(MaxMessage+frameOverhead),
@@ -120,7 +120,7 @@ func (n *Node) newServer() *grpc.Server {
 }
 
 // dial makes a connection to a member; it connects at its first use. failed hears why a handshake failed.
-func (n *Node) dial(id ID, address string, failed func(error)) (*grpc.ClientConn, error) {
+func (n *Node) dial(id ID, address string, failed func(net.Conn, error)) (*grpc.ClientConn, error) {
 	dialer := &net.Dialer{Timeout: connectTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}}
 	return grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(watched{credentials.NewTLS(n.cred.client(id)), failed}),

@@ -112,14 +112,14 @@ func callerID(ctx context.Context) (ID, error) {
 // watched lets a TLS credential tell why its handshakes fail; gRPC passes on only a text.
 type watched struct {
 	credentials.TransportCredentials
-	failed func(error)
+	failed func(raw net.Conn, err error)
 }
 
 // ClientHandshake implements [credentials.TransportCredentials].
 func (w watched) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := w.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	if err != nil {
-		w.failed(err)
+		w.failed(raw, err)
 	}
 	return conn, info, err
 }
@@ -128,7 +128,7 @@ func (w watched) ClientHandshake(ctx context.Context, authority string, raw net.
 func (w watched) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := w.TransportCredentials.ServerHandshake(raw)
 	if err != nil {
-		w.failed(err)
+		w.failed(raw, err)
 	}
 	return conn, info, err
 }
