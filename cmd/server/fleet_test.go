@@ -25,12 +25,15 @@ import (
 type fleet struct {
 	url   string
 	nodes []*fleetNode
-	ops   *api // the management API, by the first node
+	ops   *api       // the management API, by the first node
+	logs  []*journal // of every process that there was
 }
 
 // fleetNode is the place of one process.
 type fleetNode struct {
 	*program
+	fleet   *fleet
+	t       testing.TB // the test that the processes may outlive none of
 	environ map[string]string
 	wrap    []string     // what runs it: ip netns exec …
 	away    atomic.Int32 // while it may not be reached
@@ -63,7 +66,7 @@ func planFleet(t testing.TB, n int, common map[string]string, own func(i int) ma
 		if own != nil {
 			maps.Copy(e, own(i))
 		}
-		f.nodes = append(f.nodes, &fleetNode{environ: e, api: newAPI(t, "http://"+e["LISTEN"])})
+		f.nodes = append(f.nodes, &fleetNode{fleet: f, t: t, environ: e, api: newAPI(t, "http://"+e["LISTEN"])})
 	}
 	return f
 }
@@ -71,7 +74,7 @@ func planFleet(t testing.TB, n int, common map[string]string, own func(i int) ma
 func (f *fleet) startAll(t testing.TB) {
 	t.Helper()
 	for _, n := range f.nodes {
-		n.program = spawnBy(t, n.wrap, n.environ, "serve")
+		n.start()
 	}
 	for _, n := range f.nodes {
 		n.ready(t)
@@ -96,8 +99,14 @@ func (n *fleetNode) restart(t testing.TB, by syscall.Signal) {
 	n.away.Add(1)
 	defer n.away.Add(-1)
 	n.end(t, by)
-	n.program = spawnBy(t, n.wrap, n.environ, "serve")
+	n.start()
 	n.ready(t)
+}
+
+// start starts the process, in whatever place it has.
+func (n *fleetNode) start() {
+	n.program = spawnCommand(n.t, n.environ, slices.Concat(n.wrap, []string{os.Args[0], "serve"}))
+	n.fleet.logs = append(n.fleet.logs, n.log)
 }
 
 // end ends the process by a signal and waits for it. One that is asked to stop stops well.
@@ -260,6 +269,16 @@ func (p *press) count() (admitted, refused int) {
 	return p.admitted, p.refused
 }
 
+// awaitWindows waits until the load was counted in so many windows.
+func (p *press) awaitWindows(t testing.TB, n int) {
+	t.Helper()
+	eventually(t, patience, "enough windows", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return len(p.offered) >= n
+	})
+}
+
 // healthy fails the test if there was an answer that is neither an admission nor a refusal, or a node that was there did
 // not answer.
 func (p *press) healthy(t testing.TB, what string) {
@@ -294,12 +313,6 @@ func (p *press) inWindows(t testing.TB, what string, limit int, part float64, mo
 		}
 	}
 	t.Logf("%s: admitted of offered in windows of %s, limit %d:%s", what, p.window, limit, line.String())
-}
-
-// spawnBy is spawn behind another program, such as ip netns exec.
-func spawnBy(t testing.TB, wrap []string, environ map[string]string, args ...string) *program {
-	t.Helper()
-	return spawnCommand(t, environ, slices.Concat(wrap, []string{os.Args[0]}, args))
 }
 
 // cheapPasswords lets a program that tests run hash at a cost that is no protection, and quick under the race detector.

@@ -568,7 +568,7 @@ func (n *Node) Degraded() error {
 	if err := n.lonely(); err != nil {
 		all = append(all, err.Error())
 	} else if _, foreign := n.foreigners(); v.Visible < v.Alive-foreign {
-		all = append(all, fmt.Sprintf("%d of %d living nodes can be heard; limits are shared out", v.Visible, v.Alive))
+		all = append(all, fmt.Sprintf("%d of %d living nodes can be heard; limits are shared out", v.Visible, v.Alive-foreign))
 	}
 	if labels, k := n.foreigners(); k > 0 {
 		all = append(all, fmt.Sprintf("%d nodes of another cluster (CLUSTER_LABEL %s, here %s) use this database; limits are shared out with them: give them a database of their own, or the same label",
