@@ -84,6 +84,9 @@ type Decision struct {
 	Alone uint32
 }
 
+// AllAlone is Decision.Alone of a decision of which every item was decided so.
+const AllAlone = 1<<32 - 1
+
 // Booking tells a store where and when it booked a spend, so that it can give it
 // back.
 type Booking struct {

@@ -265,11 +265,8 @@ func (g *group) decide(ctx context.Context, k kind, now ratelimit.Instant) ratel
 		g.s.fell(err)
 	}
 	o := op{kind: k, now: now, items: g.items}
-	return g.decision(exec(ctx, g.s.alone, &o), allAlone)
+	return g.decision(exec(ctx, g.s.alone, &o), ratelimit.AllAlone)
 }
-
-// allAlone is Decision.Alone of a decision of which no part was booked with its owner.
-const allAlone = 1<<32 - 1
 
 func (g *group) decision(r result, alone uint32) ratelimit.Decision {
 	return ratelimit.Decision{
