@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -75,6 +76,9 @@ type Config struct {
 	Version string
 	// Secret is known to the members and nobody else. It may be empty if Bind is a loopback address.
 	Secret []byte
+	// OtherSecret, if there is one, is accepted as well as Secret, so that a secret can be changed without a split: all nodes
+	// accept the new one first, then use it, then forget the old one.
+	OtherSecret []byte
 	// Bind is the host:port to listen on, TCP and UDP. An empty host is all addresses, port 0 any free one.
 	Bind string
 	// Advertise is the host:port at which the others reach this node; empty: found from Bind and the interfaces.
@@ -190,6 +194,9 @@ func (c Config) Check() []*FieldError {
 	case len(c.Secret) == 0 && !host.IsLoopback():
 		add("Secret", "%w", ErrSecretRequired)
 	}
+	if len(c.OtherSecret) > 0 && (len(c.Secret) == 0 || bytes.Equal(c.Secret, c.OtherSecret)) {
+		add("OtherSecret", "is of use beside another secret only")
+	}
 	if c.Advertise != "" {
 		if h, port, err := parseEndpoint(c.Advertise); err != nil || h == "" || port == 0 {
 			add("Advertise", "%q is no host:port", c.Advertise)
@@ -279,7 +286,7 @@ func New(c Config) (*Node, error) {
 	n.shift = n.local() - time.Now().UnixNano()
 	n.finder = &finder{resolver: c.Resolver, query: c.query(), peers: c.Peers, log: c.Logger}
 	var err error
-	if n.cred, err = newCredential(c.Label, c.Secret, n.id); err != nil {
+	if n.cred, err = newCredential(c.Label, c.Secret, c.OtherSecret, n.id); err != nil {
 		return nil, err
 	}
 	n.strangers = &strangers{log: n.log, count: func() { n.metrics.refused.Inc() }}

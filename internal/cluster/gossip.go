@@ -19,12 +19,16 @@ import (
 // member can be reached from here, only its connection tells.
 type gossip struct{ list *memberlist.Memberlist }
 
-// newGossip starts memberlist on the transport.
-func newGossip(label string, id ID, key, meta []byte, t *transport, at netip.AddrPort, n *news, logger *log.Logger) (*gossip, error) {
+// newGossip starts memberlist on the transport. It sends with the first of keys and accepts all.
+func newGossip(label string, id ID, keys [][]byte, meta []byte, t *transport, at netip.AddrPort, n *news, logger *log.Logger) (*gossip, error) {
 	c := memberlist.DefaultLANConfig()
 	c.Name = id.String()
 	c.Label = label
-	c.SecretKey = key
+	ring, err := memberlist.NewKeyring(keys, keys[0])
+	if err != nil {
+		return nil, err
+	}
+	c.Keyring = ring
 	c.Transport = t
 	c.BindPort = t.port
 	c.AdvertiseAddr, c.AdvertisePort = at.Addr().String(), int(at.Port())
