@@ -351,8 +351,9 @@ func TestGuessesAndHaltsAndWrongClocks(t *testing.T) {
 	byNode := f.guess(t, 1, "ada@example.com", make(chan struct{}))
 	verified := int(f.sum(t, passwordHashes) - hashes)
 	alone = f.fallbacks(t) - alone
-	most := 5
-	if alone > 0 { // on a machine so busy that a healthy owner took longer than half a second
+	took := time.Since(began)
+	most := 5 + 5*int(took/window) // as many again for each window that a busy machine took
+	if alone > 0 {                 // on a machine so busy that a healthy owner took longer than half a second
 		most *= len(f.nodes)
 	}
 	wrong := 0
@@ -362,7 +363,7 @@ func TestGuessesAndHaltsAndWrongClocks(t *testing.T) {
 			t.Errorf("answers of node %d: %v", i+1, got)
 		}
 	}
-	t.Logf("%d guesses were answered within %s", guesses, time.Since(began).Round(time.Millisecond))
+	t.Logf("%d guesses were answered within %s", guesses, took.Round(time.Millisecond))
 	if verified < 5 || verified > most || wrong != verified {
 		t.Errorf("%d of %d guesses were verified and %d said to be wrong, want 5; %v decided without the owner; answers by node: %v", verified, guesses, wrong, alone, byNode)
 	}
