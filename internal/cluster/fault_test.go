@@ -383,12 +383,16 @@ func TestAnotherClusterOnTheDatabase(t *testing.T) {
 		if err := node.Ready(); err != nil { // it expects nobody
 			t.Errorf("ready: %v", err)
 		}
-		if said := strings.Count(node.log.String(), "a node of another cluster uses this database"); said != 1 {
-			t.Errorf("said %d times:\n%s", said, node.log)
-		}
+	}
+	const line = "a node of another cluster uses this database"
+	for _, n := range []running{a, b} { // it is written after the view
+		n.await(t, "a line in the log", func(*cluster.View) bool { return strings.Contains(n.log.String(), line) })
 	}
 	b.stop()
 	a.await(t, "itself alone", alone)
+	if said := strings.Count(a.log.String(), line); said != 1 {
+		t.Errorf("said %d times:\n%s", said, a.log)
+	}
 	if err := a.Degraded(); err != nil {
 		t.Errorf("degraded: %v", err)
 	}
