@@ -62,6 +62,7 @@ type Config struct {
 	ClusterQuery       string
 	ClusterPeers       []string
 	ClusterSecret      secrets.Text
+	ClusterOtherSecret secrets.Text
 	ClusterBind        string
 	ClusterAdvertise   string
 	ClusterLabel       string
@@ -331,6 +332,12 @@ var settings = []setting{
 			c.ClusterSecret = secrets.Text(v)
 			return strongSecret(v)
 		}},
+	{name: "CLUSTER_SECRET_PREVIOUS", secret: true,
+		doc: "A secret that is accepted beside CLUSTER_SECRET. To change that without a split, restart the nodes one by one, three times: with the new one here, with the two exchanged, without this.",
+		set: func(c *Config, v string) error {
+			c.ClusterOtherSecret = secrets.Text(v)
+			return strongSecret(v)
+		}},
 	{name: "CLUSTER_BIND", def: ":7946", doc: "Address and port for the other nodes, TCP and UDP.",
 		set: text(func(c *Config) *string { return &c.ClusterBind })},
 	{name: "CLUSTER_ADVERTISE", doc: "`host:port` at which the other nodes reach this one, if it is not what it finds by itself: an address that the list of nodes holds, else a private one.",
@@ -516,7 +523,7 @@ func (c Config) Backend(b ratelimit.Bucket) ratelimit.Backend {
 // clusterVariables are the variables behind the fields of a [cluster.Config].
 var clusterVariables = map[string]string{
 	"Label": "CLUSTER_LABEL", "NodeName": "CLUSTER_NODE_NAME", "Bind": "CLUSTER_BIND", "Secret": "CLUSTER_SECRET",
-	"Advertise": "CLUSTER_ADVERTISE", "Peers": "CLUSTER_PEERS", "Query": "DNS_CLUSTER_QUERY",
+	"OtherSecret": "CLUSTER_SECRET_PREVIOUS", "Advertise": "CLUSTER_ADVERTISE", "Peers": "CLUSTER_PEERS", "Query": "DNS_CLUSTER_QUERY",
 }
 
 // Clustered tells whether this node has others beside it.
@@ -530,7 +537,7 @@ func (c Config) cluster() cluster.Config {
 		name = name[:min(len(name), 64)]
 	}
 	return cluster.Config{
-		Label: c.ClusterLabel, NodeName: name, Version: version, Secret: []byte(c.ClusterSecret.Reveal()),
+		Label: c.ClusterLabel, NodeName: name, Version: version, Secret: []byte(c.ClusterSecret.Reveal()), OtherSecret: []byte(c.ClusterOtherSecret.Reveal()),
 		Bind: c.ClusterBind, Advertise: c.ClusterAdvertise, Peers: c.ClusterPeers, Query: c.ClusterQuery,
 	}
 }

@@ -91,7 +91,7 @@ func TestConfigReadsEverything(t *testing.T) {
 		"WEBHOOK_ALLOW_PRIVATE_TARGETS": "true", "WEBHOOK_ALLOWED_TARGETS": "a.test,*.b.test", "LOG_LEVEL": "debug", "LOG_FORMAT": "text",
 		"DRAIN_DELAY_MS": "0", "SHUTDOWN_TIMEOUT_MS": "1500", "WORKERS": "7", "API_MAX_BYTES": "65536", "INBOUND_MAX_BYTES": "65536",
 		"UPLOAD_DIR": "/srv/files", "UPLOAD_MAX_BYTES": "2048", "UPLOAD_ALLOWED_TYPES": "image/png, application/octet-stream",
-		"CLUSTER_PEERS": "hub-1:7946, hub-2:7946", "CLUSTER_SECRET": other, "CLUSTER_BIND": "10.0.0.1:7000", "CLUSTER_ADVERTISE": "hub-1:7001",
+		"CLUSTER_PEERS": "hub-1:7946, hub-2:7946", "CLUSTER_SECRET": other, "CLUSTER_SECRET_PREVIOUS": testSecretKeyBase, "CLUSTER_BIND": "10.0.0.1:7000", "CLUSTER_ADVERTISE": "hub-1:7001",
 		"RATE_LIMIT_BACKEND": "owner", "RATE_LIMIT_SYNC_INTERVAL_MS": "50", "RATE_LIMIT_PARTITION": "full",
 		"CLUSTER_LABEL": "production", "CLUSTER_NODE_NAME": "hub-1", "CLUSTER_TEST_CLOCK_OFFSET_MS": "-400",
 	})
@@ -122,7 +122,7 @@ func TestConfigReadsEverything(t *testing.T) {
 	if c.RateLimitBackend != ratelimit.BackendOwner || c.RateLimitSync != 50*time.Millisecond || !c.RateLimitFull {
 		t.Errorf("limits: read %+v", c)
 	}
-	want := cluster.Config{Label: "production", NodeName: "hub-1", Version: version, Secret: []byte(other), Bind: "10.0.0.1:7000",
+	want := cluster.Config{Label: "production", NodeName: "hub-1", Version: version, Secret: []byte(other), OtherSecret: []byte(testSecretKeyBase), Bind: "10.0.0.1:7000",
 		Advertise: "hub-1:7001", Peers: []string{"hub-1:7946", "hub-2:7946"}}
 	if diff := cmp.Diff(want, c.cluster()); diff != "" || !c.Clustered() || c.ClusterClockOffset != -400*time.Millisecond {
 		t.Errorf("the cluster, with a clock off by %s:\n%s", c.ClusterClockOffset, diff)
@@ -157,6 +157,7 @@ func TestConfigProblems(t *testing.T) {
 		"a backend for nodes that are not there":     {map[string]string{"RATE_LIMIT_BACKEND": "cluster"}, []string{"RATE_LIMIT_BACKEND"}},
 		"such a backend for one bucket":              {map[string]string{"RATE_LIMITS": `{"upload":{"backend":"owner"}}`}, []string{"RATE_LIMITS"}},
 		"a cluster that others reach needs a secret": {map[string]string{"CLUSTER_PEERS": "hub-1:7946"}, []string{"CLUSTER_SECRET"}},
+		"a secret of the cluster twice":              {map[string]string{"CLUSTER_PEERS": "hub-1:7946", "CLUSTER_SECRET": testSecretKeyBase, "CLUSTER_SECRET_PREVIOUS": testSecretKeyBase}, []string{"CLUSTER_SECRET_PREVIOUS"}},
 		"a weak secret of the cluster":               {map[string]string{"CLUSTER_PEERS": "hub-1:7946", "CLUSTER_SECRET": "short"}, []string{"CLUSTER_SECRET"}},
 		"two ways to find peers":                     {map[string]string{"CLUSTER_PEERS": "hub-1:7946", "DNS_CLUSTER_QUERY": "hub", "CLUSTER_BIND": "127.0.0.1:1"}, []string{"CLUSTER_PEERS"}},
 		"a cluster with everything wrong": {map[string]string{"CLUSTER_PEERS": "hub-1,hub-2:0", "CLUSTER_BIND": "hub-1", "CLUSTER_ADVERTISE": "x", "CLUSTER_LABEL": "a b",
@@ -285,6 +286,7 @@ func TestConfigWeakSecrets(t *testing.T) {
 		"a repeated word":          {"SECRET_KEY_BASE", strings.Repeat("ab12", 16)},
 		"a known word":             {"SECRET_KEY_BASE", strings.Repeat("ChangeMe", 3) + testSecretKeyBase[:40]},
 		"previous, short":          {"SECRET_KEY_BASE_PREVIOUS", "0123456789"},
+		"cluster, previous, short": {"CLUSTER_SECRET_PREVIOUS", "0123456789"},
 		"key of 31 bytes":          {"CLOAK_KEY", "q1Yw0nH7v3Jz8rT5kXb2LmPd9sGfUe6cAoRi4NtWyQ=="},
 		"key of 33 bytes":          {"CLOAK_KEY", "q1Yw0nH7v3Jz8rT5kXb2LmPd9sGfUe6cAoRi4NtWyZEA"},
 		"key in hex":               {"CLOAK_KEY", "8f4e0a7715c2d39b60ee1a5cc04472f1b9d83a5e6f70215c94be0d8712a3c6f8"},

@@ -85,4 +85,7 @@ func (h *hub) startCounters(ctx context.Context, life *lifetimes) {
 		ask(h.owned.Sync)
 		life.start("rate limit owners", h.owned.Run)
 	}
+	if h.node != nil {
+		h.node.Open()
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -13,7 +12,8 @@ import (
 	"converger/migrations/pgtest"
 )
 
-// A limit is a limit over three nodes, whichever is asked: nearly so where every node counts, exactly where one does.
+// A limit is a limit over three nodes: the 101st request is refused whichever is asked. Where every node counts, news takes
+// its time; where one does, the limit is exact.
 func TestLimitsHoldOverNodes(t *testing.T) {
 	t.Parallel()
 	found, err := devpg.Find(os.Getenv("PG_BIN"), vendored)
@@ -22,7 +22,7 @@ func TestLimitsHoldOverNodes(t *testing.T) {
 	}
 	dir := filepath.Join(tempDir(t), ".dev")
 	p := spawn(t, map[string]string{"PG_BIN": found[0].Dir,
-		"RATE_LIMITS": `{"activity_create":{"limit":60,"scale_ms":86400000},"token_generate":{"limit":10,"scale_ms":86400000}}`},
+		"RATE_LIMITS": `{"activity_create":{"limit":100,"scale_ms":86400000},"token_generate":{"limit":10,"scale_ms":86400000}}`},
 		"dev", "--dir", dir, "--nodes", "3", "--addr", "127.0.0.1:0")
 	if _, err := p.out.await("node3 http", p.ended); err != nil {
 		t.Fatalf("%v\n%s", err, p.log)
@@ -31,47 +31,43 @@ func TestLimitsHoldOverNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	f := &fleet{logs: []*journal{p.log}}
 	for _, n := range d.Nodes {
-		eventually(t, patience, "three members at "+n.BaseURL, func() bool { return metric(t, n.BaseURL, visible) == "3" })
+		f.nodes = append(f.nodes, &fleetNode{program: &program{base: n.BaseURL}, environ: map[string]string{"CLUSTER_NODE_NAME": n.BaseURL}, api: newAPI(t, n.BaseURL)})
 	}
+	f.whole(t, 3)
 	hook := d.Channels["webhook"]
 	chat := d.by(t).newConversation(t, hook.ID)
-	offer := func(times, good int, path, body string, headers ...string) (admitted int) {
-		for i := range times {
-			a, err := newAPI(t, d.Nodes[i%3].BaseURL, headers...).try(t.Context(), "POST", path, body)
-			switch {
-			case err != nil:
-				t.Fatal(err)
-			case a.status == good:
-				admitted++
-			case a.status != http.StatusTooManyRequests:
-				t.Fatalf("POST %s: %s", path, a)
+	say := []string{"POST", "/api/v1/conversations/" + chat + "/activities", `{"text":"once more"}`}
+	key, bearer := []string{"X-Api-Key", d.Tenant.APIKey}, []string{"Authorization", "Bearer " + hook.Secret}
+
+	// One request at a time: the next may be there before the news of the last, at most by a tenth of the limit, and on a machine
+	// that is not too busy hardly ever.
+	sent, most := f.exhaust(t, say[0], say[1], say[2], key...), 103
+	if slowest := f.slowest(t); slowest > 0.01 {
+		t.Logf("99 of 100 messages took %v s at most", slowest)
+		most = 110
+	}
+	if sent < 100 || sent > most {
+		t.Errorf("%d activities of a limit of 100 were admitted, want at most %d", sent, most)
+	}
+	made := f.exhaust(t, "POST", tokenPath, tokenBody, bearer...)
+	if made != 10 && (!f.missed() || made < 10 || made > 10+3*tokenShare) {
+		t.Errorf("%d tokens of a limit of 10 were admitted; a node decided without the owner: %v", made, f.missed())
+	}
+	for range 10 {
+		for i, n := range f.nodes {
+			for _, r := range []struct{ call, headers []string }{{say, key}, {[]string{"POST", tokenPath, tokenBody}, bearer}} {
+				a, err := n.api.try(t.Context(), r.call[0], r.call[1], r.call[2], r.headers...)
+				alone := r.call[1] == tokenPath && a.status == http.StatusOK && f.missed() // out of a share of the limit
+				if err != nil || a.status != http.StatusTooManyRequests && !alone {
+					t.Errorf("beyond the limit node %d answers %v %s", i+1, err, a)
+				}
 			}
 		}
-		return admitted
 	}
-	sent := offer(150, http.StatusCreated, "/api/v1/conversations/"+chat+"/activities", `{"text":"once more"}`, "X-Api-Key", d.Tenant.APIKey)
-	if sent < 60 || sent > 63 {
-		t.Errorf("%d activities of a limit of 60 were admitted", sent)
-	}
-	made := offer(30, http.StatusOK, "/api/v1/converger/tokens/generate", `{"user":{"id":"ada"}}`, "Authorization", "Bearer "+hook.Secret)
-	alone := 0.0 // on a machine so busy that an owner was not in time
-	for _, n := range d.Nodes {
-		for _, reason := range []string{"timeout", "unreachable"} {
-			v, err := strconv.ParseFloat(metric(t, n.BaseURL, `converger_rate_limit_fallbacks_total{backend="owner",reason="`+reason+`"}`), 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			alone += v
-		}
-	}
-	if made != 10 && (alone == 0 || made < 10 || made > 10+3*4) {
-		t.Errorf("%d tokens of a limit of 10 were admitted, %v decisions without the owner", made, alone)
-	}
-	for _, n := range d.Nodes {
-		if v := metric(t, n.BaseURL, `converger_rate_limit_sync_dropped_total{reason="malformed"}`); v != "0" {
-			t.Errorf("%s messages of other nodes could not be read at %s", v, n.BaseURL)
-		}
+	if n := f.sum(t, `converger_rate_limit_sync_dropped_total{reason="malformed"}`); n != 0 {
+		t.Errorf("%v messages of other nodes could not be read", n)
 	}
 }
 

@@ -245,6 +245,7 @@ func (h *hub) join(ctx context.Context, reg prometheus.Registerer) (err error) {
 	}
 	c := h.cfg.cluster()
 	c.Database, c.Registerer, c.Logger = h.beats, reg, h.log
+	c.Starting = true // until startCounters has brought what the others have counted
 	if off := h.cfg.ClusterClockOffset; off != 0 {
 		h.log.Warn("this node's clock is set off, for a test (CLUSTER_TEST_CLOCK_OFFSET_MS)", slog.Duration("offset", off))
 		began := time.Now()

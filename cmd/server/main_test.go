@@ -36,6 +36,7 @@ func TestMain(m *testing.M) {
 			_, _ = io.Copy(io.Discard, os.Stdin)
 			os.Exit(3)
 		}()
+		cheapPasswords()
 		fallthrough
 	default:
 		main()
@@ -131,8 +132,14 @@ func start(t testing.TB, environ map[string]string, args ...string) *program {
 // spawn runs the program in a process of its own, until the test ends, [program.stop] or [program.kill].
 func spawn(t testing.TB, environ map[string]string, args ...string) *program {
 	t.Helper()
+	return spawnCommand(t, environ, append([]string{os.Args[0]}, args...))
+}
+
+// spawnCommand is spawn for a whole command, such as the program in a network namespace.
+func spawnCommand(t testing.TB, environ map[string]string, command []string) *program {
+	t.Helper()
 	p := &program{out: newJournal(), log: newJournal(), ended: make(chan struct{})}
-	cmd := exec.Command(os.Args[0], args...) //nolint:noctx // ended by cancel
+	cmd := exec.Command(command[0], command[1:]...) //nolint:noctx // ended by cancel
 	cmd.Stdout, cmd.Stderr = p.out, p.log
 	cmd.Env = []string{envProgram + "=tied", "HOME=" + os.Getenv("HOME"), "PATH=" + os.Getenv("PATH")}
 	for name, value := range environ {

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -74,6 +76,9 @@ type Config struct {
 	Version string
 	// Secret is known to the members and nobody else. It may be empty if Bind is a loopback address.
 	Secret []byte
+	// OtherSecret, if there is one, is accepted as well as Secret, so that a secret can be changed without a split: all nodes
+	// accept the new one first, then use it, then forget the old one.
+	OtherSecret []byte
 	// Bind is the host:port to listen on, TCP and UDP. An empty host is all addresses, port 0 any free one.
 	Bind string
 	// Advertise is the host:port at which the others reach this node; empty: found from Bind and the interfaces.
@@ -84,6 +89,9 @@ type Config struct {
 	Query string
 	// Resolver looks up Query and the hosts of Peers; nil: net.DefaultResolver.
 	Resolver Resolver
+	// Starting makes the node say that it does not take requests yet, until Open. The others show it as Peer.Starting, and
+	// give it nothing to decide that it would have to know the past of.
+	Starting bool
 	// Database takes the heartbeats. It should be a pool of the node's own: a heartbeat must not wait for requests. nil:
 	// no witness; gossip alone tells who lives, and the clock is not corrected. For tests.
 	Database *pgxpool.Pool
@@ -105,6 +113,7 @@ type Node struct {
 	cred       credential
 	log        *slog.Logger
 	metrics    *metrics
+	strangers  *strangers
 	local      func() int64 // Config.Now
 	shift      int64        // local less the wall clock, at New
 	finder     *finder
@@ -123,6 +132,7 @@ type Node struct {
 	me    member
 	hello []byte // me, encoded
 
+	closed  atomic.Bool  // until Open
 	offset  atomic.Int64 // ns; Offset
 	skew    atomic.Int64 // ns; of the wall clock against the corrected one
 	started atomic.Int64 // elapsed at Run, 0 before
@@ -183,6 +193,9 @@ func (c Config) Check() []*FieldError {
 		add("Bind", "%w", err)
 	case len(c.Secret) == 0 && !host.IsLoopback():
 		add("Secret", "%w", ErrSecretRequired)
+	}
+	if len(c.OtherSecret) > 0 && (len(c.Secret) == 0 || bytes.Equal(c.Secret, c.OtherSecret)) {
+		add("OtherSecret", "is of use beside another secret only")
 	}
 	if c.Advertise != "" {
 		if h, port, err := parseEndpoint(c.Advertise); err != nil || h == "" || port == 0 {
@@ -267,14 +280,16 @@ func New(c Config) (*Node, error) {
 		settled: make(chan struct{}), firstRound: make(chan struct{}), firstBeat: make(chan struct{}),
 		roster: map[ID]*peer{}, gone: map[ID]time.Time{}, beats: map[ID]beat{},
 	}
+	n.closed.Store(c.Starting)
 	n.settle = sync.OnceFunc(func() { close(n.settled) })
 	n.bind, n.port, _ = c.bind() // checked
 	n.shift = n.local() - time.Now().UnixNano()
 	n.finder = &finder{resolver: c.Resolver, query: c.query(), peers: c.Peers, log: c.Logger}
 	var err error
-	if n.cred, err = newCredential(c.Label, c.Secret, n.id); err != nil {
+	if n.cred, err = newCredential(c.Label, c.Secret, c.OtherSecret, n.id); err != nil {
 		return nil, err
 	}
+	n.strangers = &strangers{log: n.log, count: func() { n.metrics.refused.Inc() }}
 	n.peers.Store(&map[ID]*peer{})
 	n.seen.Store(&published{&View{Visible: 1, Alive: 1}, make(chan struct{})})
 	if n.metrics, err = newMetrics(c.Registerer, n); err != nil {
@@ -292,7 +307,7 @@ func (n *Node) ID() ID { return n.id }
 // View is the cluster as seen now, at most 100 ms old. It costs one atomic read.
 func (n *Node) View() *View { return n.seen.Load().view }
 
-// Watch is View, with a channel that is closed when Peers, a Standing, a Session, Connected or Witness changes. Plain
+// Watch is View, with a channel that is closed when Peers, a Standing, Starting, a Session, Connected or Witness changes. Plain
 // ageing and measuring close nothing.
 func (n *Node) Watch() (*View, <-chan struct{}) {
 	s := n.seen.Load()
@@ -303,6 +318,20 @@ func (n *Node) Watch() (*View, <-chan struct{}) {
 // known; a node should not take requests. It takes at most 3 s from the start of Run. From then on the node's heartbeat
 // tells the others that it admits requests.
 func (n *Node) Settled() <-chan struct{} { return n.settled }
+
+// Open ends Config.Starting, and tells the others at once.
+func (n *Node) Open() {
+	n.closed.Store(false)
+	for _, p := range *n.peers.Load() {
+		if p.link.Load() == nil {
+			continue // the first ping will say so
+		}
+		select {
+		case p.queue <- outgoing{kind: framePing}:
+		default: // the next ping will
+		}
+	}
+}
 
 // Send queues a message for a member and reports whether it did; it never blocks. Messages are dropped, and counted, when
 // the member is not connected or its queue is full, and those still queued when a connection breaks. body must not be
@@ -519,6 +548,23 @@ func (n *Node) countUnreachable() int {
 	return count
 }
 
+// foreigners counts the living nodes of other clusters that share the database, and names those clusters.
+func (n *Node) foreigners() (labels []string, count int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range n.roster {
+		if p.listed && n.isForeign(p) {
+			count++
+			labels = append(labels, p.label)
+		}
+	}
+	slices.Sort(labels)
+	return slices.Compact(labels), count
+}
+
+// isForeign tells whether a peer wrote a heartbeat for another cluster. The roster's lock is held.
+func (n *Node) isForeign(p *peer) bool { return p.label != "" && p.label != n.config.Label }
+
 const maxSkew = 100 * time.Millisecond
 
 // Degraded is nil, or what an operator should look at: no peers seen though some are expected, a split, no heartbeat, a
@@ -528,8 +574,12 @@ func (n *Node) Degraded() error {
 	v := n.View()
 	if err := n.lonely(); err != nil {
 		all = append(all, err.Error())
-	} else if v.Visible < v.Alive {
-		all = append(all, fmt.Sprintf("%d of %d living nodes can be heard; limits are shared out", v.Visible, v.Alive))
+	} else if _, foreign := n.foreigners(); v.Visible < v.Alive-foreign {
+		all = append(all, fmt.Sprintf("%d of %d living nodes can be heard; limits are shared out", v.Visible, v.Alive-foreign))
+	}
+	if labels, k := n.foreigners(); k > 0 {
+		all = append(all, fmt.Sprintf("%d nodes of another cluster (CLUSTER_LABEL %s, here %s) use this database; limits are shared out with them: give them a database of their own, or the same label",
+			k, strings.Join(labels, ", "), n.config.Label))
 	}
 	if k := n.countUnreachable(); k > 0 {
 		all = append(all, fmt.Sprintf("%d nodes can be heard and not reached at the address that they advertise (CLUSTER_ADVERTISE)", k))

@@ -306,3 +306,43 @@ func TestSeriesOfPeers(t *testing.T) {
 		}
 	}
 }
+
+// A node that starts is heard and shown as one that takes no requests yet, until it opens; then the others know at once.
+func TestStartingAndOpen(t *testing.T) {
+	t.Parallel()
+	addresses := ports(t, 2)
+	nodes := runAll(t, addresses, func(i int, c *cluster.Config) { c.Starting = i == 1 })
+	a, b := nodes[0], nodes[1]
+	awaitWhole(t, a, b)
+	starting := func(v *cluster.View) bool { return len(v.Peers) == 1 && v.Peers[0].Starting }
+	a.await(t, "the other starting", starting)
+	b.await(t, "the other open", func(v *cluster.View) bool { return !starting(v) })
+	<-b.Settled()
+	if v := a.View(); !starting(v) || v.Visible != 2 {
+		t.Errorf("before it opened: %s", show(v))
+	}
+	b.Open()
+	a.await(t, "the other open", func(v *cluster.View) bool { return !starting(v) })
+}
+
+// A secret is changed in three rounds, in each of which nodes of both settings are one cluster; without the first they are two.
+func TestSecretIsChanged(t *testing.T) {
+	t.Parallel()
+	old, other := []byte(secret), []byte("d41d8cd98f00b204e9800998ecf8427e")
+	rounds := [][2][]byte{{old, nil}, {old, other}, {other, old}, {other, nil}}
+	for i := range len(rounds) - 1 {
+		t.Run(fmt.Sprint("round ", i+1), func(t *testing.T) {
+			t.Parallel()
+			awaitWhole(t, runAll(t, ports(t, 2), func(n int, c *cluster.Config) { c.Secret, c.OtherSecret = rounds[i+n][0], rounds[i+n][1] })...)
+		})
+	}
+	t.Run("at one go", func(t *testing.T) {
+		t.Parallel()
+		for _, n := range runAll(t, ports(t, 2), func(n int, c *cluster.Config) { c.Secret, c.OtherSecret = rounds[2*n][0], rounds[2*n][1] }) {
+			<-n.Settled()
+			if v := n.View(); v.Visible != 1 { // the one with both hears of the other by gossip
+				t.Errorf("%s", show(v))
+			}
+		}
+	})
+}

@@ -9,9 +9,10 @@
 // Peers are looked up in DNS or listed; a standing job joins whoever is listed and no member, so that a healed split is
 // whole within five seconds. Gossip (hashicorp/memberlist) spreads who has come and who has failed. Each start of a node
 // has an [ID] of its own, by which it is told apart from its predecessor at the same address. Each node keeps a connection
-// to each other (gRPC, messages of plain bytes), on which it is heard at least every 100 ms. Once a second it writes a
-// heartbeat to the database: the witness that tells a split from a death. See [Standing] and the function judge, which is
-// the whole rule. Gossip alone would not do: a node that is alive to it may be unreachable from here.
+// to each other (gRPC, messages of plain bytes), on which it is heard at least every 100 ms and says whether it takes
+// requests yet ([Node.Open]). Once a second it writes a heartbeat to the database: the witness that tells a split from a
+// death. See [Standing] and the function judge, which is the whole rule. Gossip alone would not do: a node that is alive to
+// it may be unreachable from here.
 //
 // Gossip and connections share one port, TCP and UDP. Both are authenticated and encrypted by keys derived from the
 // cluster's secret and label (docs/adr/0024-connect-nodes-by-gossip-grpc-and-a-secret.md).
@@ -32,7 +33,8 @@
 // Nothing blocks and nothing is repeated. A full queue, or one of a connection that broke, drops messages and counts them;
 // [Peer.Session] tells users that something may be missing. A call has a deadline, and fails at once when there is no
 // connection. A lookup that fails keeps the last answer. Without the database a silent peer counts as living, and the clock
-// follows the members' median. A stranger is refused, counted and logged.
+// follows the members' median. A stranger is refused, counted each time and logged once in ten minutes; one of another
+// label that writes heartbeats to the same database is not called, and shares limits out with this cluster.
 //
 // # How to test it
 //

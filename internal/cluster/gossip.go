@@ -19,12 +19,16 @@ import (
 // member can be reached from here, only its connection tells.
 type gossip struct{ list *memberlist.Memberlist }
 
-// newGossip starts memberlist on the transport.
-func newGossip(label string, id ID, key, meta []byte, t *transport, at netip.AddrPort, n *news, logger *log.Logger) (*gossip, error) {
+// newGossip starts memberlist on the transport. It sends with the first of keys and accepts all.
+func newGossip(label string, id ID, keys [][]byte, meta []byte, t *transport, at netip.AddrPort, n *news, logger *log.Logger) (*gossip, error) {
 	c := memberlist.DefaultLANConfig()
 	c.Name = id.String()
 	c.Label = label
-	c.SecretKey = key
+	ring, err := memberlist.NewKeyring(keys, keys[0])
+	if err != nil {
+		return nil, err
+	}
+	c.Keyring = ring
 	c.Transport = t
 	c.BindPort = t.port
 	c.AdvertiseAddr, c.AdvertisePort = at.Addr().String(), int(at.Port())
@@ -136,13 +140,13 @@ func (n *news) NotifyLeave(node *memberlist.Node) { n.put(node, false) }
 func (n *news) NotifyUpdate(node *memberlist.Node) { n.put(node, true) }
 
 // newGossipLog makes memberlist's logger. Its chatter is for debugging; strangers and a half-closed port are for operators.
-func newGossipLog(to *slog.Logger, refused func()) *log.Logger {
-	return log.New(gossipLog{to, refused}, "", 0)
+func newGossipLog(to *slog.Logger, s *strangers) *log.Logger {
+	return log.New(gossipLog{to, s}, "", 0)
 }
 
 type gossipLog struct {
-	to      *slog.Logger
-	refused func()
+	to        *slog.Logger
+	strangers *strangers
 }
 
 var _ io.Writer = gossipLog{}
@@ -154,8 +158,9 @@ func (g gossipLog) Write(b []byte) (int, error) {
 	switch {
 	// Texts of memberlist v0.7.0; one that is missed only shows at the level of debugging.
 	case strings.Contains(line, "unacceptable label"), strings.Contains(line, "ecrypt"), strings.Contains(line, "label header"):
-		g.refused()
-		g.to.Warn("refused gossip from another cluster, or with another CLUSTER_SECRET or CLUSTER_LABEL", detail)
+		_, from, _ := strings.Cut(line, "from=")
+		from, _, _ = strings.Cut(from, " ")
+		g.strangers.refused(from, "refused gossip from another cluster, or with another CLUSTER_SECRET or CLUSTER_LABEL", detail)
 	case strings.Contains(line, "misconfigured"):
 		g.to.Warn("a member is reached by TCP and not by UDP: open the port for both", detail)
 	default:

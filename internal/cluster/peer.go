@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,6 +51,8 @@ type peer struct {
 	session atomic.Uint64
 	link    atomic.Pointer[grpc.ClientConn] // while messages can be sent
 	dropped atomic.Uint64
+	// starting: it takes no requests yet, as far as it has said.
+	starting atomic.Bool
 	// replaced: another member answers at its address.
 	replaced atomic.Bool
 	// removed: it is off the roster, so what comes on its streams would be lost.
@@ -62,6 +65,7 @@ type peer struct {
 
 	// of the roster
 	m        member
+	label    string // as its heartbeat says, "" if there was none
 	gossip   bool
 	row      row
 	standing Standing
@@ -147,13 +151,12 @@ var errSilent = errors.New("no answer")
 func (n *Node) talk(ctx context.Context, p *peer, address string) (wasUp bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	cc, err := n.dial(p.id, address, func(err error) {
+	cc, err := n.dial(p.id, address, func(_ net.Conn, err error) {
 		if isSomebodyElse(err) {
 			p.replaced.Store(true)
 		}
 		if isStranger(err) {
-			n.metrics.refused.Inc()
-			n.log.Warn("a node of another cluster, or with another CLUSTER_SECRET or CLUSTER_LABEL, answers at the address of a member",
+			n.strangers.refused(p.id.String(), "a node of another cluster, or with another CLUSTER_SECRET or CLUSTER_LABEL, answers at the address of a member",
 				slog.String("peer", p.id.String()), slog.String("address", address))
 		}
 		cancel(fmt.Errorf("handshake: %w", err))
@@ -219,7 +222,8 @@ func (n *Node) send(ctx context.Context, stream grpc.ClientStream, p *peer, ping
 	defer tick.Stop()
 	o := outgoing{kind: framePing}
 	var measured time.Time
-	busy := false // a message went out since the last tick
+	var flags byte // as last sent
+	busy := false  // a message went out since the last tick
 	for {
 		if busy = busy || o.kind == frameMessage; o.kind == framePing {
 			measured = time.Now()
@@ -228,7 +232,8 @@ func (n *Node) send(ctx context.Context, stream grpc.ClientStream, p *peer, ping
 		head[0] = o.kind
 		switch o.kind {
 		case framePing:
-			head = n.clockFrame(head, uint64(pings.sending(n.local(), o.flushed)))
+			flags = n.flags()
+			head = append(n.clockFrame(head, uint64(pings.sending(n.local(), o.flushed))), flags)
 		case frameMessage:
 			head = binary.BigEndian.AppendUint64(append(head, byte(o.topic)), uint64(o.sent))
 		}
@@ -245,7 +250,7 @@ func (n *Node) send(ctx context.Context, stream grpc.ClientStream, p *peer, ping
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-tick.C:
-				next = !busy || time.Since(measured) >= measureEvery
+				next = !busy || time.Since(measured) >= measureEvery || flags != n.flags()
 				o, busy = outgoing{kind: framePing}, false
 			case o = <-p.queue:
 				p.waits.Add(-int64(len(o.body)))

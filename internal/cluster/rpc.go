@@ -22,7 +22,7 @@ import (
 // misread takes another service name.
 //
 //	Stream  kept open by each node to each other. Up: frames, that is a kind and what it needs; down: a pong for each ping.
-//	        ping     seq (8), corrected clock (8), skew (8)
+//	        ping     seq (8), corrected clock (8), skew (8), flags (1; none if an older node sent it)
 //	        message  topic (1), corrected clock (8), body
 //	        leave    nothing: the sender stops
 //	        pong     seq (8), corrected clock (8), skew (8): all frames before that ping have been handled
@@ -41,6 +41,8 @@ const (
 	framePing    = 1
 	frameMessage = 2
 	frameLeave   = 3
+
+	flagStarting = 1 // of a ping: see Config.Starting
 
 	frameOverhead = 64 // more than any header
 	pongLen       = 24
@@ -94,10 +96,10 @@ const (
 
 // newServer makes the server of the node's methods.
 func (n *Node) newServer() *grpc.Server {
-	creds := watched{credentials.NewTLS(n.cred.server()), func(err error) {
+	creds := watched{credentials.NewTLS(n.cred.server()), func(raw net.Conn, err error) {
 		if isStranger(err) {
-			n.metrics.refused.Inc()
-			n.log.Warn("refused a connection from another cluster, or with another CLUSTER_SECRET or CLUSTER_LABEL", slog.Any("error", err))
+			n.strangers.refused(raw.RemoteAddr().String(), "refused a connection from another cluster, or with another CLUSTER_SECRET or CLUSTER_LABEL",
+				slog.String("from", raw.RemoteAddr().String()), slog.Any("error", err))
 		}
 	}}
 	s := grpc.NewServer(grpc.Creds(creds), grpc.ForceServerCodecV2(rawCodec{}), grpc.MaxRecvMsgSize(MaxMessage+frameOverhead),
@@ -118,7 +120,7 @@ func (n *Node) newServer() *grpc.Server {
 }
 
 // dial makes a connection to a member; it connects at its first use. failed hears why a handshake failed.
-func (n *Node) dial(id ID, address string, failed func(error)) (*grpc.ClientConn, error) {
+func (n *Node) dial(id ID, address string, failed func(net.Conn, error)) (*grpc.ClientConn, error) {
 	dialer := &net.Dialer{Timeout: connectTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}}
 	return grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(watched{credentials.NewTLS(n.cred.client(id)), failed}),
@@ -164,6 +166,9 @@ func (n *Node) serveStream(s grpc.ServerStream) error {
 		switch kind, rest := b[0], b[1:]; {
 		case kind == framePing && len(rest) >= 24:
 			p.skew.Store(int64(binary.BigEndian.Uint64(rest[16:])))
+			if starting := len(rest) > 24 && rest[24]&flagStarting != 0; p.starting.Swap(starting) != starting {
+				n.kick()
+			}
 			if err := s.SendMsg(packet{head: n.clockFrame(make([]byte, 0, pongLen), binary.BigEndian.Uint64(rest))}); err != nil {
 				return err
 			}
@@ -192,6 +197,14 @@ func (n *Node) clockFrame(b []byte, seq uint64) []byte {
 	b = binary.BigEndian.AppendUint64(b, seq)
 	b = binary.BigEndian.AppendUint64(b, uint64(n.Now()))
 	return binary.BigEndian.AppendUint64(b, uint64(n.skew.Load()))
+}
+
+// flags are the last byte of a ping.
+func (n *Node) flags() byte {
+	if n.closed.Load() {
+		return flagStarting
+	}
+	return 0
 }
 
 func (n *Node) serveCall(ctx context.Context, decode func(any) error) (any, error) {

@@ -31,7 +31,7 @@ const (
 // are no failure. It is called once.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.settle()
-	logger := newGossipLog(n.log, n.metrics.refused.Inc)
+	logger := newGossipLog(n.log, n.strangers)
 	port, err := openTransport(n.bind, n.port, logger)
 	if err != nil {
 		return err
@@ -254,6 +254,7 @@ func (n *Node) judgeAll() (remarks []remark) {
 	for id, p := range n.roster {
 		p.row = rowNone
 		if b, ok := n.beats[id]; ok {
+			p.label = b.label
 			if p.row = rowStale; b.age < staleAfter {
 				p.row = rowFresh
 			}
@@ -274,7 +275,7 @@ func (n *Node) judgeAll() (remarks []remark) {
 			n.remove(p)
 			continue
 		}
-		if p.cancel == nil && p.m.Address != "" && n.start != nil {
+		if p.cancel == nil && p.m.Address != "" && n.start != nil && !n.isForeign(p) {
 			n.start(p)
 		}
 		if !alive {
@@ -289,7 +290,7 @@ func (n *Node) judgeAll() (remarks []remark) {
 		}
 		v.Peers = append(v.Peers, Peer{
 			ID: id, Name: p.m.Name, Address: p.m.Address, Version: p.m.Version, Started: p.m.started(), Standing: standing,
-			Heard: s.heard, Latency: time.Duration(p.latency.Load()), Skew: time.Duration(p.skew.Load()),
+			Starting: p.starting.Load(), Heard: s.heard, Latency: time.Duration(p.latency.Load()), Skew: time.Duration(p.skew.Load()),
 			Session: p.session.Load(), Connected: p.link.Load() != nil, Queued: len(p.queue), Dropped: p.dropped.Load(),
 		})
 	}
@@ -301,7 +302,7 @@ func (n *Node) judgeAll() (remarks []remark) {
 	})
 	old := n.seen.Load()
 	changed := old.view.Witness != v.Witness || !slices.EqualFunc(old.view.Peers, v.Peers, func(a, b Peer) bool {
-		return a.ID == b.ID && a.Standing == b.Standing && a.Session == b.Session && a.Connected == b.Connected
+		return a.ID == b.ID && a.Standing == b.Standing && a.Session == b.Session && a.Connected == b.Connected && a.Starting == b.Starting
 	})
 	if !changed {
 		n.seen.Store(&published{v, old.changed})
@@ -315,6 +316,7 @@ func (n *Node) judgeAll() (remarks []remark) {
 // add puts a peer on the roster, whose lock is held.
 func (n *Node) add(id ID) *peer {
 	p := &peer{id: id, queue: make(chan outgoing, queueLen), wake: make(chan struct{}, 1)}
+	p.starting.Store(true) // until it says that it is not
 	n.roster[id] = p
 	peers := maps.Clone(n.roster)
 	n.peers.Store(&peers)
@@ -338,6 +340,8 @@ func (n *Node) note(p *peer, standing Standing, alive bool) (level slog.Level, t
 	case !was && now && standing == Visible:
 		n.metrics.arrivals.Inc()
 		level, text = slog.LevelInfo, "a node has joined the cluster"
+	case now && standing == Split && !was && n.isForeign(p):
+		level, text = slog.LevelWarn, "a node of another cluster uses this database: limits are shared out with it (CLUSTER_LABEL "+p.label+")"
 	case now && standing == Split && (!was || p.standing != Split):
 		n.metrics.splits.Inc()
 		level, text = slog.LevelWarn, "a node that lives can't be heard: limits are shared out"
@@ -423,11 +427,11 @@ func (n *Node) witness(now time.Time) witness {
 	return witnessSteady
 }
 
-// freshRows counts the other nodes that write heartbeats. The roster's lock is held.
+// freshRows counts the other nodes of this cluster that write heartbeats. The roster's lock is held.
 func (n *Node) freshRows() int {
 	count := 0
 	for _, b := range n.beats {
-		if b.age < staleAfter {
+		if b.age < staleAfter && b.label == n.config.Label {
 			count++
 		}
 	}

@@ -23,58 +23,84 @@ import (
 // credential is what proves membership: a key for gossip, and a certificate of this start, signed by the authority that
 // everybody who holds the secret can derive. Whoever lacks the secret, or has another label, derives another authority.
 type credential struct {
-	gossip []byte // AES-256
+	gossip [][]byte // AES-256; all are accepted, the first is used
 	leaf   tls.Certificate
 	roots  *x509.CertPool
 }
 
-// newCredential derives the keys from label and secret. An empty secret keeps clusters apart by label and protects
-// nothing, so it is for loopback only.
-func newCredential(label string, secret []byte, id ID) (credential, error) {
+// authority is what is derived from one secret.
+type authority struct {
+	gossip []byte
+	key    ed25519.PrivateKey
+	root   *x509.Certificate
+}
+
+// forever is what certificates have in common: they outlive every start. The secret is what is changed, and a node with a
+// wrong clock must get in to learn it.
+func forever() x509.Certificate {
+	return x509.Certificate{NotBefore: time.Unix(0, 0), NotAfter: time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)}
+}
+
+func newAuthority(label string, secret []byte) (authority, error) {
 	derive := func(purpose string, n int) ([]byte, error) {
 		return hkdf.Key(sha256.New, secret, nil, "converger cluster v1 "+purpose+"\x00"+label, n)
 	}
 	gossip, err := derive("gossip", 32)
 	if err != nil {
-		return credential{}, fmt.Errorf("cluster: derive the gossip key: %w", err)
+		return authority{}, fmt.Errorf("cluster: derive the gossip key: %w", err)
 	}
 	seed, err := derive("authority", ed25519.SeedSize)
 	if err != nil {
-		return credential{}, fmt.Errorf("cluster: derive the authority: %w", err)
+		return authority{}, fmt.Errorf("cluster: derive the authority: %w", err)
 	}
-	authority := ed25519.NewKeyFromSeed(seed)
-
-	// Certificates outlive every start: the secret is what is changed, and a node with a wrong clock must get in to learn it.
-	forever := x509.Certificate{NotBefore: time.Unix(0, 0), NotAfter: time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)}
-	ca := forever
+	key := ed25519.NewKeyFromSeed(seed)
+	ca := forever()
 	ca.SerialNumber = big.NewInt(1)
 	ca.Subject = pkix.Name{CommonName: "converger cluster"}
 	ca.IsCA, ca.BasicConstraintsValid = true, true
 	ca.KeyUsage = x509.KeyUsageCertSign
-	root, err := x509.CreateCertificate(rand.Reader, &ca, &ca, authority.Public(), authority)
+	root, err := x509.CreateCertificate(rand.Reader, &ca, &ca, key.Public(), key)
 	if err != nil {
-		return credential{}, fmt.Errorf("cluster: make the authority: %w", err)
+		return authority{}, fmt.Errorf("cluster: make the authority: %w", err)
 	}
 	parsed, err := x509.ParseCertificate(root)
 	if err != nil {
-		return credential{}, fmt.Errorf("cluster: make the authority: %w", err)
+		return authority{}, fmt.Errorf("cluster: make the authority: %w", err)
+	}
+	return authority{gossip, key, parsed}, nil
+}
+
+// newCredential derives the keys from label and secret, and from a second secret that is accepted too, if there is one. An
+// empty secret keeps clusters apart by label and protects nothing, so it is for loopback only.
+func newCredential(label string, secret, other []byte, id ID) (credential, error) {
+	of, err := newAuthority(label, secret)
+	if err != nil {
+		return credential{}, err
 	}
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return credential{}, fmt.Errorf("cluster: make a key: %w", err)
 	}
-	own := forever
+	own := forever()
 	own.SerialNumber = new(big.Int).SetUint64(uint64(id))
 	own.Subject = pkix.Name{CommonName: "converger member"}
 	own.DNSNames = []string{id.dnsName()}
 	own.KeyUsage = x509.KeyUsageDigitalSignature
 	own.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
-	leaf, err := x509.CreateCertificate(rand.Reader, &own, parsed, public, authority)
+	leaf, err := x509.CreateCertificate(rand.Reader, &own, of.root, public, of.key)
 	if err != nil {
 		return credential{}, fmt.Errorf("cluster: make a certificate: %w", err)
 	}
-	c := credential{gossip: gossip, roots: x509.NewCertPool(), leaf: tls.Certificate{Certificate: [][]byte{leaf}, PrivateKey: private}}
-	c.roots.AddCert(parsed)
+	c := credential{gossip: [][]byte{of.gossip}, roots: x509.NewCertPool(), leaf: tls.Certificate{Certificate: [][]byte{leaf}, PrivateKey: private}}
+	c.roots.AddCert(of.root)
+	if len(other) > 0 {
+		too, err := newAuthority(label, other)
+		if err != nil {
+			return credential{}, err
+		}
+		c.gossip = append(c.gossip, too.gossip)
+		c.roots.AddCert(too.root)
+	}
 	return c, nil
 }
 
@@ -112,14 +138,14 @@ func callerID(ctx context.Context) (ID, error) {
 // watched lets a TLS credential tell why its handshakes fail; gRPC passes on only a text.
 type watched struct {
 	credentials.TransportCredentials
-	failed func(error)
+	failed func(raw net.Conn, err error)
 }
 
 // ClientHandshake implements [credentials.TransportCredentials].
 func (w watched) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := w.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	if err != nil {
-		w.failed(err)
+		w.failed(raw, err)
 	}
 	return conn, info, err
 }
@@ -128,7 +154,7 @@ func (w watched) ClientHandshake(ctx context.Context, authority string, raw net.
 func (w watched) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := w.TransportCredentials.ServerHandshake(raw)
 	if err != nil {
-		w.failed(err)
+		w.failed(raw, err)
 	}
 	return conn, info, err
 }

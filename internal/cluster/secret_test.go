@@ -53,14 +53,14 @@ func TestCredentials(t *testing.T) {
 	t.Parallel()
 	const me, you, other ID = 1, 2, 3
 	cred := func(label, secret string, id ID) credential {
-		c, err := newCredential(label, []byte(secret), id)
+		c, err := newCredential(label, []byte(secret), nil, id)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return c
 	}
 	mine, yours := cred("a", "s", me), cred("a", "s", you)
-	if !bytes.Equal(mine.gossip, yours.gossip) || len(mine.gossip) != 32 {
+	if !bytes.Equal(mine.gossip[0], yours.gossip[0]) || len(mine.gossip[0]) != 32 {
 		t.Error("members derive different keys for gossip")
 	}
 	if c, s := shake(t, mine.client(you), yours.server()); c != nil || s != nil {
@@ -75,7 +75,7 @@ func TestCredentials(t *testing.T) {
 	for name, stranger := range map[string]credential{
 		"another secret": cred("a", "t", you), "another label": cred("b", "s", you), "no secret": cred("a", "", you),
 	} {
-		if bytes.Equal(stranger.gossip, mine.gossip) {
+		if bytes.Equal(stranger.gossip[0], mine.gossip[0]) {
 			t.Errorf("%s: the same key for gossip", name)
 		}
 		if c, _ := shake(t, mine.client(you), stranger.server()); !isStranger(c) || isSomebodyElse(c) {

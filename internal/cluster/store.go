@@ -38,13 +38,14 @@ func writeBeat(ctx context.Context, c *pgx.Conn, label string, id ID, m member) 
 
 // beat is a row of another node.
 type beat struct {
-	id  ID
-	m   member
-	age time.Duration // by the database's clock
+	id    ID
+	label string
+	m     member
+	age   time.Duration // by the database's clock
 }
 
 // Rows of every label count: whoever shares the database shares the limits.
-const beatsSQL = `SELECT id, name, address, version, started_at, (extract(epoch FROM clock_timestamp() - seen_at) * 1000000)::bigint
+const beatsSQL = `SELECT id, label, name, address, version, started_at, (extract(epoch FROM clock_timestamp() - seen_at) * 1000000)::bigint
 	FROM cluster_nodes WHERE id <> $1 AND seen_at > clock_timestamp() - interval '1 minute'`
 
 func readBeats(ctx context.Context, c *pgx.Conn, own ID) ([]beat, error) {
@@ -56,7 +57,7 @@ func readBeats(ctx context.Context, c *pgx.Conn, own ID) ([]beat, error) {
 		var id string
 		var started time.Time
 		var age int64
-		if err := r.Scan(&id, &b.m.Name, &b.m.Address, &b.m.Version, &started, &age); err != nil {
+		if err := r.Scan(&id, &b.label, &b.m.Name, &b.m.Address, &b.m.Version, &started, &age); err != nil {
 			return b, err
 		}
 		b.m.Started = started.UnixMilli()

@@ -40,6 +40,8 @@ type Peer struct {
 	Version  string
 	Started  time.Time // by its own clock
 	Standing Standing
+	// Starting tells that it does not take requests yet: see Config.Starting.
+	Starting bool
 	// Heard is how long ago its last message arrived, when the view was made; -1 if none ever did.
 	Heard time.Duration
 	// Latency is the smoothed one-way delay of messages: half their round trip. 0 until it was measured.

@@ -152,35 +152,39 @@ func (l *Limiter) CheckAll(ctx context.Context, now Instant, items ...Item) Deci
 	if !d.Allowed {
 		l.meter.add(d.Policy.bucket, refused, now)
 	}
-	seen := uint8(0)
+	seen, alone, n := uint8(0), uint32(0), uint(0) // n of the enforced items were passed
 	for i, it := range items {
 		switch {
 		case !l.applies(it.Policy):
 		case it.Policy.count:
 			if d.Allowed {
-				d.Counted = l.settle(it.Policy, l.store.Take(ctx, now, it), now).Counted || d.Counted
+				c := l.settle(it.Policy, l.store.Take(ctx, now, it), now)
+				d.Counted = d.Counted || c.Counted
+				alone |= c.Alone & 1 << uint(i)
 			}
 		default:
 			if d.Allowed {
 				l.meter.add(it.Policy.bucket, allowed, now)
 			}
-			if it.Policy == d.Policy && enforced[d.Item].Key == it.Key {
+			if uint(d.Item) == n {
 				seen = uint8(i)
 			}
+			alone |= d.Alone >> n & 1 << uint(i)
+			n++
 		}
 	}
-	d.Item = seen
+	d.Item, d.Alone = seen, alone
 	return d
 }
 
 // Refund gives back what an allowed decision spent on its items: those of its
-// Check, CheckAll or Reserve. Call it once.
+// Check, CheckAll or Reserve, in their order. Call it once.
 func (l *Limiter) Refund(ctx context.Context, d Decision, items ...Item) {
-	for _, it := range items {
+	for i, it := range items {
 		// Of a counted request it is unknown what was spent in count mode: nothing
 		// is given back, which only counts more.
 		if l.applies(it.Policy) && (!it.Policy.count || !d.Counted) {
-			l.store.Refund(ctx, d.At, it)
+			l.store.Refund(ctx, d.Booking(i), it)
 		}
 	}
 }

@@ -80,9 +80,15 @@ func (g *gate) wake() {
 // LoginReservation is room for the verification of one password. Exactly one of Keep and Refund must be called, once.
 type LoginReservation struct {
 	login   *Login
-	items   []Item   // enforced
-	counted []Item   // of buckets in count mode, where they admitted
-	at      Decision // the admission
+	items   []Item         // enforced
+	at      Decision       // the admission to them
+	counted []countedSpend // of buckets in count mode, where they admitted
+}
+
+// countedSpend is a spend in count mode.
+type countedSpend struct {
+	item Item
+	at   Decision
 }
 
 // Reserve makes room for one attempt in every budget that it counts against, or in none.
@@ -126,7 +132,7 @@ func (t *Login) Reserve(ctx context.Context, a LoginAttempt) (*LoginReservation,
 	}
 	for _, it := range counted {
 		if d := t.limiter.Check(ctx, d.At, it); !d.Counted {
-			r.counted = append(r.counted, it)
+			r.counted = append(r.counted, countedSpend{it, d})
 		}
 	}
 	return r, d, nil
@@ -181,7 +187,7 @@ func (t *Login) ask(items []Item) (seen [2]int) {
 func (t *Login) answered(items []Item, d *Decision) *gate {
 	t.mu.Lock()
 	now := t.limiter.Now()
-	admitted := d.Allowed
+	booked := *d
 	wait := d.WaitMs
 	for i, it := range items {
 		if g := t.gates[it.Key]; g.room(it.Policy) <= 0 {
@@ -211,9 +217,9 @@ func (t *Login) answered(items []Item, d *Decision) *gate {
 		}
 	}
 	t.mu.Unlock()
-	if admitted && !d.Allowed {
-		for _, it := range items {
-			t.limiter.store.Refund(context.Background(), d.At, it)
+	if booked.Allowed && !d.Allowed {
+		for i, it := range items {
+			t.limiter.store.Refund(context.Background(), booked.Booking(i), it)
 		}
 	}
 	return at
@@ -290,7 +296,9 @@ func (r *LoginReservation) Keep() (locked Bucket) {
 func (r *LoginReservation) Refund(ctx context.Context) {
 	t, ctx := r.login, context.WithoutCancel(ctx)
 	t.limiter.Refund(ctx, r.at, r.items...)
-	t.limiter.Refund(ctx, r.at, r.counted...)
+	for _, c := range r.counted {
+		t.limiter.Refund(ctx, c.at, c.item)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, it := range r.items {

@@ -66,7 +66,7 @@ func (r *Router) TakeAll(ctx context.Context, now Instant, items []Item) Decisio
 	type part struct {
 		items []Item
 		index []uint8
-		d     Decision
+		d     Decision // of its items
 	}
 	var parts []*part
 	for i, it := range items {
@@ -78,31 +78,30 @@ func (r *Router) TakeAll(ctx context.Context, now Instant, items []Item) Decisio
 		parts[n].items, parts[n].index = append(parts[n].items, it), append(parts[n].index, uint8(i))
 	}
 	var strictest Decision
-	at := now
+	at, alone := now, uint32(0)
 	for n, p := range parts {
 		p.d = r.of(p.items[0]).TakeAll(ctx, now, p.items)
-		d := p.d
-		d.Item = p.index[d.Item]
+		d := p.d.AsPart(p.index)
 		if n == 0 || d.Stricter(strictest) {
 			strictest = d
 		}
-		at = max(at, d.At) | (at|d.At)&1 // the owner backend's sign that it decided alone must not get lost
+		at, alone = max(at, d.At), alone|d.Alone
 	}
 	if !strictest.Allowed {
 		for _, p := range parts {
 			if p.d.Allowed {
-				for _, it := range p.items {
-					r.of(it).Refund(ctx, p.d.At, it)
+				for i, it := range p.items {
+					r.of(it).Refund(ctx, p.d.Booking(i), it)
 				}
 			}
 		}
 	}
-	strictest.At = at
+	strictest.At, strictest.Alone = at, alone
 	return strictest
 }
 
 // Refund implements Store.
-func (r *Router) Refund(ctx context.Context, at Instant, it Item) { r.of(it).Refund(ctx, at, it) }
+func (r *Router) Refund(ctx context.Context, b Booking, it Item) { r.of(it).Refund(ctx, b, it) }
 
 // Reserve implements Store.
 func (r *Router) Reserve(ctx context.Context, now Instant, it Item, maxWait time.Duration) Decision {

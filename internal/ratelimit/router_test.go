@@ -3,6 +3,7 @@ package ratelimit_test
 import (
 	"context"
 	"errors"
+	"reflect"
 	"testing"
 	"time"
 
@@ -82,7 +83,7 @@ func TestRouterGivesEachBucketItsStore(t *testing.T) {
 	if used(one, read) != 3 || used(two, login) != 3 || used(one, read2) != 3 || used(two, read) != 0 {
 		t.Errorf("used %d, %d, %d; and %d of a key at the other store", used(one, read), used(two, login), used(one, read2), used(two, read))
 	}
-	r.Refund(t.Context(), now, login)
+	r.Refund(t.Context(), ratelimit.Booking{At: now}, login)
 	if used(two, login) != 2 {
 		t.Errorf("%d used after a refund", used(two, login))
 	}
@@ -122,5 +123,115 @@ func TestOperatorChoosesBackends(t *testing.T) {
 	var none *ratelimit.Operator
 	if none.Backend(ratelimit.Inbound) != "" {
 		t.Error("no configuration chose a backend")
+	}
+}
+
+// lonely is a store that decides without the one who counts, for the buckets that are Exact. It remembers what it was
+// given back.
+type lonely struct {
+	ratelimit.Store
+	returned []bool // Booking.Alone, in the order of refunds
+}
+
+func (l *lonely) mark(d ratelimit.Decision, items ...ratelimit.Item) ratelimit.Decision {
+	for i, it := range items {
+		if it.Policy.Bucket().Info().Exact {
+			d.Alone |= 1 << i
+		}
+	}
+	return d
+}
+
+func (l *lonely) Take(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) ratelimit.Decision {
+	return l.mark(l.Store.Take(ctx, now, it), it)
+}
+
+func (l *lonely) TakeAll(ctx context.Context, now ratelimit.Instant, items []ratelimit.Item) ratelimit.Decision {
+	return l.mark(l.Store.TakeAll(ctx, now, items), items...)
+}
+
+func (l *lonely) Refund(ctx context.Context, b ratelimit.Booking, it ratelimit.Item) {
+	if b.Alone != it.Policy.Bucket().Info().Exact {
+		l.returned = append(l.returned, false)
+		return
+	}
+	l.returned = append(l.returned, true)
+	l.Store.Refund(ctx, b, it)
+}
+
+// Of a request that several stores decide on, each part is given back where it was booked, in whatever order the items
+// stand, and whether the limiter skips some of them, or asks about some later.
+func TestEachPartIsGivenBackWhereItWasBooked(t *testing.T) {
+	t.Parallel()
+	one, two := newNamed(t, "one"), &lonely{Store: newNamed(t, "two")}
+	r := ratelimit.NewRouter(func(b ratelimit.Bucket) ratelimit.Store {
+		if b == ratelimit.APIRead {
+			return one
+		}
+		return two
+	})
+	o, err := ratelimit.ParseOperator([]byte(`{"token_generate":{"limit":50,"scale_ms":60000,"mode":"count"}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := ratelimit.New(ratelimit.Config{Store: r, Operator: o})
+	if err != nil {
+		t.Fatal(err)
+	}
+	item := func(b ratelimit.Bucket) ratelimit.Item {
+		p := l.Policy(b, nil, nil)
+		if b == ratelimit.APIRead {
+			var err error
+			if p, err = ratelimit.NewPolicy(b, ratelimit.Rule{Limit: 1, Scale: time.Minute}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return ratelimit.Item{Key: ratelimit.Key{Hi: uint64(b) + 2, Lo: 7}, Policy: p}
+	}
+	upload, login, read, none := item(ratelimit.Upload), item(ratelimit.LoginIP), item(ratelimit.APIRead), ratelimit.Item{}
+	counted := item(ratelimit.TokenGenerate)
+	unspent := func(when string, items ...ratelimit.Item) {
+		t.Helper()
+		for _, it := range items {
+			if u, err := l.Peek(t.Context(), noon, it); err != nil || u.Used != 0 {
+				t.Errorf("%s: %d of %v used (%v)", when, u.Used, it.Policy.Bucket(), err)
+			}
+		}
+		for i, right := range two.returned {
+			if !right {
+				t.Errorf("%s: refund %d went to the wrong place", when, i+1)
+			}
+		}
+		two.returned = nil
+	}
+	for _, items := range [][]ratelimit.Item{
+		{upload, login, read}, {login, upload, read}, {read, login, upload}, {read, upload, login},
+		{none, login, counted, upload}, {counted, none, upload, read, login}, {login, none, none, upload, counted},
+	} {
+		d := l.CheckAll(t.Context(), noon, items...)
+		if !d.Allowed {
+			t.Fatalf("%+v", d)
+		}
+		l.Refund(t.Context(), d, items...)
+		unspent("given back by the caller", upload, login, read, counted)
+	}
+	// Refused by one store, what the other booked is given back by the router.
+	if d := l.Check(t.Context(), noon, read); !d.Allowed || d.Booking(0).Alone {
+		t.Fatalf("%+v", d)
+	}
+	if d := l.CheckAll(t.Context(), noon, none, upload, login, read); d.Allowed || d.Item != 3 {
+		t.Errorf("%+v", d)
+	}
+	if len(two.returned) != 2 {
+		t.Errorf("%d parts were given back, want 2", len(two.returned))
+	}
+	unspent("refused", upload, login)
+}
+
+// A bigger result would cost more than the check.
+func TestDecisionIsFourWords(t *testing.T) {
+	t.Parallel()
+	if got, most := reflect.TypeFor[ratelimit.Decision]().Size(), 4*reflect.TypeFor[uintptr]().Size(); got > most {
+		t.Errorf("%d bytes, %d are four words", got, most)
 	}
 }

@@ -62,7 +62,7 @@ type Decision struct {
 	// one with the longest wait, of admissions the one with the least part of its
 	// quota remaining. Nil when no limit was enforced.
 	Policy *Policy
-	// At is the store's own time of the decision; Refund needs it.
+	// At is the store's own time of the decision.
 	At Instant
 	// Remaining is what the strictest budget has left after the decision.
 	Remaining uint32
@@ -78,6 +78,35 @@ type Decision struct {
 	Allowed bool
 	// Counted marks a request that a bucket in count mode would have refused.
 	Counted bool
+	// Alone has a bit for each item, 1<<i for item i: it was decided by the node
+	// that was asked, with a share of the limit, because the one who counts could
+	// not be asked. Items beyond the 32nd have none.
+	Alone uint32
+}
+
+// AllAlone is Decision.Alone of a decision of which every item was decided so.
+const AllAlone = 1<<32 - 1
+
+// Booking tells a store where and when it booked a spend, so that it can give it
+// back.
+type Booking struct {
+	At    Instant // the At of the decision
+	Alone bool    // not with the one who counts
+}
+
+// Booking is that of item i of the decision, by its place in the request.
+func (d Decision) Booking(i int) Booking { return Booking{d.At, d.Alone>>uint(i)&1 != 0} }
+
+// AsPart is the decision on items of a larger request, as one on the request:
+// index tells the place there of each item.
+func (d Decision) AsPart(index []uint8) Decision {
+	alone := d.Alone
+	d.Alone = 0
+	for i, place := range index {
+		d.Alone |= alone >> i & 1 << place
+	}
+	d.Item = index[d.Item]
+	return d
 }
 
 // Spend is the cost as stores book it.
@@ -134,10 +163,10 @@ type Store interface {
 	// TakeAll spends every item or none; the strictest decision is the answer.
 	// The items have policies and distinct keys, and are not retained.
 	TakeAll(ctx context.Context, now Instant, items []Item) Decision
-	// Refund gives back what an admitted Take, TakeAll or Reserve spent; at is
-	// the At of its decision. Once the window is over nothing happens. It must
-	// not be called twice for one spend.
-	Refund(ctx context.Context, at Instant, it Item)
+	// Refund gives back what an admitted Take, TakeAll or Reserve spent on an
+	// item; b is Decision.Booking of it. Once the window is over nothing happens.
+	// It must not be called twice for one spend.
+	Refund(ctx context.Context, b Booking, it Item)
 	// Reserve spends an item for the first moment at which it is free, if that is
 	// at most maxWait (up to MaxReserve) away; WaitMs tells when. Only token
 	// buckets can be booked ahead: the others admit now or refuse.

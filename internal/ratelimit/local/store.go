@@ -464,7 +464,7 @@ func (s *Store) TakeAll(ctx context.Context, now ratelimit.Instant, items []rate
 		d.Item = uint8(i)
 		if !d.Allowed {
 			for _, spent := range items[:i] {
-				s.Refund(ctx, at, spent)
+				s.Refund(ctx, ratelimit.Booking{At: at}, spent)
 			}
 			return d
 		}
@@ -478,7 +478,8 @@ func (s *Store) TakeAll(ctx context.Context, now ratelimit.Instant, items []rate
 }
 
 // Refund implements ratelimit.Store.
-func (s *Store) Refund(_ context.Context, at ratelimit.Instant, it ratelimit.Item) {
+func (s *Store) Refund(_ context.Context, b ratelimit.Booking, it ratelimit.Item) {
+	at := b.At
 	sh := s.shard(it.Key)
 	for {
 		r := s.lookup(sh, it.Key)

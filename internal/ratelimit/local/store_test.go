@@ -73,7 +73,7 @@ func TestStoreEqualsRule(t *testing.T) {
 				rt.Fatalf("got %+v, want %+v", got, want)
 			}
 			if got.Allowed && rapid.IntRange(0, 4).Draw(rt, "refund") == 0 {
-				s.Refund(t.Context(), got.At, it)
+				s.Refund(t.Context(), got.Booking(0), it)
 				next = undone(p, next, it.Cost)
 			}
 			state = next
@@ -105,7 +105,7 @@ func TestTakeAllocatesNothing(t *testing.T) {
 			if n := testing.AllocsPerRun(100, func() {
 				s.Take(ctx, benchNow, items[0])
 				s.TakeAll(ctx, benchNow, items)
-				s.Refund(ctx, benchNow, items[0])
+				s.Refund(ctx, ratelimit.Booking{At: benchNow}, items[0])
 			}); n != 0 {
 				t.Errorf("%v, limit %d: %v allocations", a, limit, n)
 			}

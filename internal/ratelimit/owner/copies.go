@@ -23,7 +23,7 @@ const (
 // Handler is what the node's connections call for Topic.
 func (s *Store) Handler() cluster.Handler {
 	return cluster.Handler{
-		Receive: func(_ cluster.ID, m cluster.Message) { s.receive(m.Body) },
+		Receive: func(from cluster.ID, m cluster.Message) { s.receive(from, m.Body) },
 		Answer: func(ctx context.Context, _ cluster.ID, request []byte) ([]byte, error) {
 			return s.answer(ctx, request)
 		},
@@ -52,6 +52,7 @@ func (s *Store) Run(ctx context.Context) error {
 		case <-tick.C:
 			s.ring()
 			s.outage.look()
+			s.joins.look()
 		case <-wake:
 			s.copyDirty()
 			gap, wake = time.After(copyGap), nil
@@ -118,6 +119,7 @@ func (s *Store) handOver(was, is ring) {
 	}); part++ {
 	}
 	out.send()
+	s.welcome(was, is)
 }
 
 // outbox gathers copies by the node they go to.
@@ -166,9 +168,11 @@ func (o *outbox) post(to cluster.ID, b []byte) {
 
 // receive takes copies in. A key that this node owns by now keeps the greater use:
 // it may have been spent on here already.
-func (s *Store) receive(b []byte) {
+func (s *Store) receive(from cluster.ID, b []byte) {
 	if err := s.takeIn(b, false); err != nil {
 		s.m.malformed.Inc()
+	} else if len(b) == 1 {
+		s.joins.got(from)
 	}
 }
 
@@ -229,8 +233,10 @@ func (s *Store) state(send func(piece []byte) error) error {
 }
 
 // Sync asks every peer that can be heard for its counters. It is to be called
-// before a node takes requests. The errors are of peers that did not answer.
+// before a node takes requests, and before the others see it as one that does
+// (cluster.Node.Open). The errors are of peers that did not answer.
 func (s *Store) Sync(ctx context.Context) error {
+	s.joins.begin(slices.DeleteFunc(slices.Clone(s.ring()), func(id cluster.ID) bool { return id == s.network.ID() }))
 	var wg sync.WaitGroup
 	peers := s.network.View().Peers
 	errs := make([]error, len(peers))

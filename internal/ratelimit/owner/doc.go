@@ -5,7 +5,8 @@
 //
 // ring.go decides who owns a key and who keeps its copy; call.go batches questions
 // that come together; store.go asks and answers; copies.go keeps copies warm and
-// moves keys when nodes come or go; wire.go holds the format. Counters are those of
+// moves keys when nodes come or go; joins.go sees to it that a join loosens nothing
+// meanwhile; wire.go holds the format. Counters are those of
 // ratelimit/local.
 //
 // It may import ratelimit, ratelimit/local and the membership in internal/cluster;

@@ -15,6 +15,7 @@ import (
 type metrics struct {
 	calls, asked, bytes        prometheus.Counter
 	copies, dropped, malformed prometheus.Counter
+	passed                     prometheus.Counter
 	fallbacks                  *prometheus.CounterVec
 }
 
@@ -91,6 +92,7 @@ func (s *Store) register(reg prometheus.Registerer) error {
 		bytes:     counter("bytes_total", "Bytes sent to owners of keys, and of copies."),
 		copies:    counter("copies_total", "Copies of keys sent to the next of their owner."),
 		dropped:   counter("copies_dropped_total", "Messages with copies, or copies received, that found no room."),
+		passed:    counter("passed_on_total", "Checks of others that were passed on while a key moved to a node that joined."),
 		malformed: counter("malformed_total", "Messages with copies that could not be read."),
 		fallbacks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name:        "converger_rate_limit_fallbacks_total",
@@ -104,7 +106,7 @@ func (s *Store) register(reg prometheus.Registerer) error {
 	if reg == nil {
 		return nil
 	}
-	for _, c := range []prometheus.Collector{s.m.calls, s.m.asked, s.m.bytes, s.m.copies, s.m.dropped, s.m.malformed, s.m.fallbacks} {
+	for _, c := range []prometheus.Collector{s.m.calls, s.m.asked, s.m.bytes, s.m.copies, s.m.dropped, s.m.malformed, s.m.passed, s.m.fallbacks} {
 		if err := reg.Register(c); err != nil {
 			return err
 		}

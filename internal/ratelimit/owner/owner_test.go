@@ -198,8 +198,8 @@ func (e *everywhere) TakeAll(ctx context.Context, now ratelimit.Instant, items [
 	return e.at(now).TakeAll(ctx, now, items)
 }
 
-func (e *everywhere) Refund(ctx context.Context, at ratelimit.Instant, it ratelimit.Item) {
-	e.at(0).Refund(ctx, at, it)
+func (e *everywhere) Refund(ctx context.Context, b ratelimit.Booking, it ratelimit.Item) {
+	e.at(0).Refund(ctx, b, it)
 }
 
 func (e *everywhere) Reserve(ctx context.Context, now ratelimit.Instant, it ratelimit.Item, maxWait time.Duration) ratelimit.Decision {
@@ -351,7 +351,7 @@ func TestOwnerThatHangs(t *testing.T) {
 		if got := asker.spend(t, it, 10); got != 3 {
 			t.Errorf("%d more admitted alone, want 3", got)
 		}
-		asker.Refund(t.Context(), d.At, it)
+		asker.Refund(t.Context(), d.Booking(0), it)
 		if got := asker.spend(t, it, 10); got != 1 {
 			t.Errorf("%d admitted after a refund, want 1", got)
 		}
@@ -391,7 +391,7 @@ func TestGuardsWaitForABusyOwner(t *testing.T) {
 		}
 		m.nodes[1].hangs.Store(true)
 		start := time.Now()
-		if d := m.nodes[0].Take(t.Context(), m.clock.Now(), it); d.Allowed != true || d.At&aloneBit == 0 {
+		if d := m.nodes[0].Take(t.Context(), m.clock.Now(), it); d.Allowed != true || !d.Booking(0).Alone {
 			t.Errorf("%+v, want a decision taken alone", d)
 		}
 		if took := time.Since(start); took != guardDeadline {
@@ -462,7 +462,7 @@ func TestCopiesOutliveTheOwner(t *testing.T) {
 		d := m.nodes[0].Take(t.Context(), begin, it)
 		m.nodes[1].spend(t, it, 3)
 		m.copyAll()
-		m.nodes[0].Refund(t.Context(), d.At, it) // the copy follows it down
+		m.nodes[0].Refund(t.Context(), d.Booking(0), it) // the copy follows it down
 		m.copyAll()
 		m.nodes[2].gone.Store(true)
 		m.views()
@@ -623,7 +623,7 @@ func TestOwnerTrustsItsClock(t *testing.T) {
 	if !d.Allowed || d.At != begin {
 		t.Errorf("booked at %v, want %v", d.At.Time(), begin.Time())
 	}
-	m.nodes[0].Refund(t.Context(), d.At, it)
+	m.nodes[0].Refund(t.Context(), d.Booking(0), it)
 	if got := m.nodes[1].used(t, it); got != 0 {
 		t.Errorf("%d used after the refund", got)
 	}
@@ -636,5 +636,34 @@ func TestNewRefuses(t *testing.T) {
 	}
 	if _, err := New(Config{Network: &node{}}); err == nil {
 		t.Error("accepted without a clock")
+	}
+}
+
+// Of a request with several owners, one of whom can't be asked, each part is given back where it was booked.
+func TestPartsAreGivenBackWhereTheyWereBooked(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, 3, Config{})
+	p := newPolicy(t, ratelimit.LoginAccount, ratelimit.Rule{Limit: 6, Scale: time.Hour})
+	here, there, away := m.ownedBy(p, m.nodes[0], 1), m.ownedBy(p, m.nodes[1], 1), m.ownedBy(p, m.nodes[2], 1)
+	m.nodes[2].gone.Store(true) // and still in the views
+	for _, items := range [][]ratelimit.Item{{here, away, there}, {away, here}, {there, here, away}, {away}} {
+		d := m.nodes[0].TakeAll(t.Context(), begin, items)
+		if !d.Allowed {
+			t.Fatalf("%+v", d)
+		}
+		for i, it := range items {
+			if alone := d.Booking(i).Alone; alone != (it == away) {
+				t.Errorf("item %d of %d: booked alone: %v", i, len(items), alone)
+			}
+			m.nodes[0].Refund(t.Context(), d.Booking(i), it)
+		}
+		for _, it := range []ratelimit.Item{here, there} {
+			if got := m.nodes[1].used(t, it); got != 0 {
+				t.Errorf("%d used at an owner after all was given back", got)
+			}
+		}
+		if u, _ := m.nodes[0].alone.Peek(t.Context(), begin, away); u.Used != 4 { // what is not this node's share of 6
+			t.Errorf("%d used of the share after all was given back", u.Used-4)
+		}
 	}
 }

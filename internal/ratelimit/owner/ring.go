@@ -12,7 +12,7 @@ import (
 // ring is the nodes among which keys are shared out, by rising ID.
 type ring []cluster.ID
 
-// newRing takes the nodes that can be heard, and this one.
+// newRing takes the nodes that can be heard and have opened, and this one.
 func newRing(self cluster.ID, v *cluster.View) ring {
 	r := make(ring, 0, len(v.Peers)+1)
 	placed := false
@@ -20,7 +20,7 @@ func newRing(self cluster.ID, v *cluster.View) ring {
 		if !placed && self < p.ID {
 			r, placed = append(r, self), true
 		}
-		if p.Standing == cluster.Visible {
+		if p.Standing == cluster.Visible && !p.Starting {
 			r = append(r, p.ID)
 		}
 	}

@@ -81,6 +81,8 @@ type Store struct {
 	linesMu sync.Mutex
 	lines   map[cluster.ID]*line
 
+	joins joins
+
 	dirtyMu sync.Mutex
 	dirty   map[ratelimit.Key]struct{} // keys whose copy is out of date
 	wake    chan struct{}
@@ -164,18 +166,13 @@ func (s *Store) ring() ring {
 	return r
 }
 
-// Decisions that were taken alone have an odd At, those of owners an even one, so
-// that a refund finds where the spend was booked. A nanosecond changes no window.
-const aloneBit = 1
-
 // Take implements ratelimit.Store.
 func (s *Store) Take(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) ratelimit.Decision {
-	if to, _ := s.ring().first(it.Key); to == s.network.ID() {
+	if to, _ := s.ring().first(it.Key); to == s.network.ID() && !s.joins.going.Load() {
 		d := s.counts.Take(ctx, now, it)
 		if d.Allowed {
 			s.stale(it.Key)
 		}
-		d.At &^= aloneBit
 		return d
 	}
 	return s.TakeAll(ctx, now, []ratelimit.Item{it})
@@ -184,7 +181,10 @@ func (s *Store) Take(ctx context.Context, now ratelimit.Instant, it ratelimit.It
 // TakeAll implements ratelimit.Store. When the items have several owners, all are
 // asked before any spends.
 func (s *Store) TakeAll(ctx context.Context, now ratelimit.Instant, items []ratelimit.Item) ratelimit.Decision {
-	groups := s.group(items)
+	return s.takeAll(ctx, now, s.group(items, s.route))
+}
+
+func (s *Store) takeAll(ctx context.Context, now ratelimit.Instant, groups []*group) ratelimit.Decision {
 	if len(groups) == 1 {
 		return groups[0].decide(ctx, opTake, now)
 	}
@@ -195,8 +195,8 @@ func (s *Store) TakeAll(ctx context.Context, now ratelimit.Instant, items []rate
 	if !d.Allowed { // somebody came in between
 		for _, g := range groups {
 			if g.d.Allowed {
-				for _, it := range g.items {
-					s.Refund(ctx, g.d.At, it)
+				for i, it := range g.items {
+					s.refund(ctx, g.target, g.d.Booking(int(g.index[i])), it)
 				}
 			}
 		}
@@ -204,25 +204,31 @@ func (s *Store) TakeAll(ctx context.Context, now ratelimit.Instant, items []rate
 	return d
 }
 
-// group is the items of a request that have the same owner.
+// target is who is asked to decide on a key. An owner decides, or knows who else
+// does while keys move; whoever is asked for the last time decides.
+type target struct {
+	to   cluster.ID
+	last bool
+}
+
+// group is the items of a request on which the same node decides.
 type group struct {
-	s     *Store
-	to    cluster.ID
+	s *Store
+	target
 	items []ratelimit.Item
 	index []uint8 // of items in the request
 	alone bool    // the owner could not be asked
 	d     ratelimit.Decision
 }
 
-func (s *Store) group(items []ratelimit.Item) []*group {
-	ring := s.ring()
+func (s *Store) group(items []ratelimit.Item, route func(ratelimit.Key) target) []*group {
 	var groups []*group
 	for i, it := range items {
-		to, _ := ring.first(it.Key)
-		n := slices.IndexFunc(groups, func(g *group) bool { return g.to == to })
+		to := route(it.Key)
+		n := slices.IndexFunc(groups, func(g *group) bool { return g.target == to })
 		if n < 0 {
 			n = len(groups)
-			groups = append(groups, &group{s: s, to: to})
+			groups = append(groups, &group{s: s, target: to})
 		}
 		groups[n].items = append(groups[n].items, it)
 		groups[n].index = append(groups[n].index, uint8(i))
@@ -238,54 +244,56 @@ func decideAll(ctx context.Context, groups []*group, k kind, now ratelimit.Insta
 	}
 	groups[0].d = groups[0].decide(ctx, k, now)
 	wg.Wait()
-	strictest, at := groups[0].d, groups[0].d.At
+	strictest, at, alone := groups[0].d, groups[0].d.At, groups[0].d.Alone
 	for _, g := range groups[1:] {
 		if g.d.Stricter(strictest) {
 			strictest = g.d
 		}
-		at = max(at, g.d.At) | at&aloneBit | g.d.At&aloneBit
+		at, alone = max(at, g.d.At), alone|g.d.Alone
 	}
-	strictest.At = at
+	strictest.At, strictest.Alone = at, alone
 	return strictest
 }
 
 func (g *group) decide(ctx context.Context, k kind, now ratelimit.Instant) ratelimit.Decision {
 	if !g.alone {
-		res, err := g.s.ask(ctx, g.to, op{kind: k, now: now, items: g.items})
+		res, err := g.s.ask(ctx, g.target, op{kind: k, now: now, items: g.items})
 		if err == nil {
-			return g.decision(res)
+			return g.decision(res, 0)
 		}
 		g.alone = true
 		g.s.fell(err)
 	}
 	o := op{kind: k, now: now, items: g.items}
-	d := g.decision(exec(ctx, g.s.alone, &o))
-	d.At |= aloneBit
-	return d
+	return g.decision(exec(ctx, g.s.alone, &o), ratelimit.AllAlone)
 }
 
-func (g *group) decision(r result) ratelimit.Decision {
+func (g *group) decision(r result, alone uint32) ratelimit.Decision {
 	return ratelimit.Decision{
-		Policy: g.items[r.item].Policy, At: r.at &^ aloneBit, Remaining: r.remaining, WaitMs: r.waitMs,
-		Item: g.index[r.item], Allowed: r.allowed,
-	}
+		Policy: g.items[r.item].Policy, At: r.at, Remaining: r.remaining, WaitMs: r.waitMs,
+		Item: r.item, Allowed: r.allowed, Alone: alone,
+	}.AsPart(g.index)
 }
 
-// ask has an op done by the node to, which may be this one.
-func (s *Store) ask(ctx context.Context, to cluster.ID, o op) (result, error) {
-	if to == s.network.ID() {
+// ask has an op done by a node, which may be this one.
+func (s *Store) ask(ctx context.Context, by target, o op) (result, error) {
+	if by.to == s.network.ID() {
 		return s.own(ctx, &o), nil
 	}
+	o.last = by.last
 	s.linesMu.Lock()
-	l := s.lines[to]
+	l := s.lines[by.to]
 	if l == nil {
-		l = &line{to: to, call: s.call}
-		s.lines[to] = l
+		l = &line{to: by.to, call: s.call}
+		s.lines[by.to] = l
 	}
 	s.linesMu.Unlock()
 	res, err := l.ask(ctx, o, s.patienceFor(o.items))
-	if err == nil {
+	switch {
+	case err == nil:
 		s.outage.well()
+	case by.last: // the key is, or was, this node's too: what it knows is better than a share
+		return s.own(ctx, &o), nil
 	}
 	return res, err
 }
@@ -353,7 +361,7 @@ func exec(ctx context.Context, counts *local.Store, o *op) result {
 		d = counts.Reserve(ctx, o.now, o.items[0], o.wait)
 	case opRefund:
 		for _, it := range o.items {
-			counts.Refund(ctx, o.now, it)
+			counts.Refund(ctx, ratelimit.Booking{At: o.now}, it)
 		}
 	case opReset:
 		_ = counts.Reset(ctx, o.now, o.items[0].Key) // never fails
@@ -366,39 +374,40 @@ func exec(ctx context.Context, counts *local.Store, o *op) result {
 
 // Refund implements ratelimit.Store. One that its owner does not hear of is lost,
 // which only counts more.
-func (s *Store) Refund(ctx context.Context, at ratelimit.Instant, it ratelimit.Item) {
-	if at&aloneBit != 0 {
-		if u, _ := s.alone.Peek(ctx, at, it); u.Used > 0 {
-			s.alone.Refund(ctx, at, it)
-			return
-		}
+func (s *Store) Refund(ctx context.Context, b ratelimit.Booking, it ratelimit.Item) {
+	s.refund(ctx, s.route(it.Key), b, it)
+}
+
+func (s *Store) refund(ctx context.Context, to target, b ratelimit.Booking, it ratelimit.Item) {
+	if b.Alone {
+		s.alone.Refund(ctx, b, it)
+		return
 	}
-	to, _ := s.ring().first(it.Key)
-	if _, err := s.ask(ctx, to, op{kind: opRefund, now: at &^ aloneBit, items: []ratelimit.Item{it}}); err != nil {
+	if _, err := s.ask(ctx, to, op{kind: opRefund, now: b.At, items: []ratelimit.Item{it}}); err != nil {
 		s.m.fallbacks.WithLabelValues("refund_lost").Inc()
 	}
 }
 
 // Reserve implements ratelimit.Store.
 func (s *Store) Reserve(ctx context.Context, now ratelimit.Instant, it ratelimit.Item, maxWait time.Duration) ratelimit.Decision {
-	g := s.group([]ratelimit.Item{it})[0]
+	g := s.group([]ratelimit.Item{it}, s.route)[0]
 	wait := min(max(maxWait, 0), ratelimit.MaxReserve)
-	res, err := s.ask(ctx, g.to, op{kind: opReserve, now: now, wait: wait, items: g.items})
+	res, err := s.ask(ctx, g.target, op{kind: opReserve, now: now, wait: wait, items: g.items})
 	if err == nil {
-		return g.decision(res)
+		return g.decision(res, 0)
 	}
 	s.fell(err)
 	d := s.alone.Reserve(ctx, now, it, wait)
-	d.At |= aloneBit
+	d.Alone = 1
 	return d
 }
 
 // Peek implements ratelimit.Store. The error is of a key whose owner can't be asked.
 func (s *Store) Peek(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) (ratelimit.Usage, error) {
-	to, _ := s.ring().first(it.Key)
-	res, err := s.ask(ctx, to, op{kind: opPeek, now: now, items: []ratelimit.Item{it}})
+	by := s.route(it.Key)
+	res, err := s.ask(ctx, by, op{kind: opPeek, now: now, items: []ratelimit.Item{it}})
 	if err != nil {
-		return ratelimit.Usage{}, fmt.Errorf("ratelimit/owner: ask %v: %w", to, err)
+		return ratelimit.Usage{}, fmt.Errorf("ratelimit/owner: ask %v: %w", by.to, err)
 	}
 	p := it.Policy
 	return ratelimit.Usage{Policy: p, Used: res.remaining, Remaining: p.Quota() - min(p.Quota(), res.remaining), WaitMs: res.waitMs}, nil
@@ -407,21 +416,25 @@ func (s *Store) Peek(ctx context.Context, now ratelimit.Instant, it ratelimit.It
 // Reset implements ratelimit.Store. The error is of a key whose owner can't be asked.
 func (s *Store) Reset(ctx context.Context, now ratelimit.Instant, k ratelimit.Key) error {
 	_ = s.alone.Reset(ctx, now, k) // never fails
-	to, _ := s.ring().first(k)
-	if _, err := s.ask(ctx, to, op{kind: opReset, now: now, items: []ratelimit.Item{{Key: k}}}); err != nil {
-		return fmt.Errorf("ratelimit/owner: ask %v: %w", to, err)
+	by := s.route(k)
+	if _, err := s.ask(ctx, by, op{kind: opReset, now: now, items: []ratelimit.Item{{Key: k}}}); err != nil {
+		return fmt.Errorf("ratelimit/owner: ask %v: %w", by.to, err)
 	}
 	return nil
 }
 
-// answer does for others what they ask of the keys of this node. It does not ask
-// on: who is asked decides, also while nodes do not agree yet on who lives.
+// answer does for others what they ask of the keys of this node. Who is asked
+// decides, also while nodes do not agree yet on who lives; only while keys move to a
+// node that joins is another asked on, once: see joins.
 func (s *Store) answer(ctx context.Context, request []byte) ([]byte, error) {
 	r := reader{b: request}
 	if r.byte() != wireVersion {
 		return nil, errMalformed
 	}
 	var o op
+	var moving []op // while keys move: all, to be done side by side
+	var asked []ratelimit.Instant
+	going := s.joins.going.Load()
 	b := []byte{wireVersion}
 	for n := 0; len(r.b) > 0; n++ {
 		if n == maxOps {
@@ -430,13 +443,21 @@ func (s *Store) answer(ctx context.Context, request []byte) ([]byte, error) {
 		if err := r.op(&o, &s.policies); err != nil {
 			return nil, err
 		}
-		asked := o
+		at := o.now
 		if o.kind != opRefund {
 			if mine := s.clock.Now(); mine-o.now > maxSkew || o.now-mine > maxSkew {
 				o.now = mine
 			}
 		}
-		b = appendResult(b, &asked, s.own(ctx, &o))
+		if going {
+			moving, asked = append(moving, o), append(asked, at)
+			o.items = nil // those stay with the op
+			continue
+		}
+		b = appendResult(b, at, s.own(ctx, &o))
+	}
+	for i, res := range s.serveAll(ctx, moving) {
+		b = appendResult(b, asked[i], res)
 	}
 	return b, nil
 }

@@ -14,14 +14,15 @@ import (
 // or varints.
 //
 //	request = version op*
-//	op      = kind now(8, Unix ns) wait(uvarint, ms; reserve only) n(uvarint) item*
+//	op      = kind, with lastBit or without, now(8, Unix ns) wait(uvarint, ms; reserve only) n(uvarint) item*
 //	item    = key(16) cost(uvarint) [policy, unless it is a reset]
 //	policy  = bucket algorithm limit(uvarint) scale(uvarint, ms) burst(uvarint)
 //	answer  = version result*
 //	result  = flags item remaining(uvarint) wait(uvarint) at(varint, less now of the op)
 //	copies  = version copy*, a message: copy = key(16) shape(8) word(8) prev(4)
 //
-// A peek answers what is used in place of what remains.
+// A peek answers what is used in place of what remains. Copies without a copy tell
+// a node that has joined that all keys of the sender's that are now its own were sent.
 const (
 	wireVersion = 1
 	maxOps      = 1024
@@ -42,6 +43,9 @@ const (
 	numKinds
 )
 
+// lastBit of a kind says that whoever is asked shall decide, and ask nobody on.
+const lastBit = 0x80
+
 const flagAllowed = 1
 
 var errMalformed = errors.New("ratelimit/owner: malformed message")
@@ -49,6 +53,7 @@ var errMalformed = errors.New("ratelimit/owner: malformed message")
 // op is one question.
 type op struct {
 	kind  kind
+	last  bool // see lastBit
 	now   ratelimit.Instant
 	wait  time.Duration
 	items []ratelimit.Item
@@ -62,7 +67,11 @@ type result struct {
 }
 
 func appendOp(b []byte, o *op) []byte {
-	b = binary.LittleEndian.AppendUint64(append(b, byte(o.kind)), uint64(o.now))
+	k := byte(o.kind)
+	if o.last {
+		k |= lastBit
+	}
+	b = binary.LittleEndian.AppendUint64(append(b, k), uint64(o.now))
 	if o.kind == opReserve {
 		b = binary.AppendUvarint(b, uint64(o.wait.Milliseconds()))
 	}
@@ -83,7 +92,8 @@ func appendOp(b []byte, o *op) []byte {
 	return b
 }
 
-func appendResult(b []byte, o *op, r result) []byte {
+// appendResult adds the answer to an op that was asked with the time now.
+func appendResult(b []byte, now ratelimit.Instant, r result) []byte {
 	flags := byte(0)
 	if r.allowed {
 		flags = flagAllowed
@@ -91,7 +101,7 @@ func appendResult(b []byte, o *op, r result) []byte {
 	b = append(b, flags, r.item)
 	b = binary.AppendUvarint(b, uint64(r.remaining))
 	b = binary.AppendUvarint(b, uint64(r.waitMs))
-	return binary.AppendVarint(b, int64(r.at-o.now))
+	return binary.AppendVarint(b, int64(r.at-now))
 }
 
 type reader struct {
@@ -138,7 +148,8 @@ func (r *reader) key() ratelimit.Key { return ratelimit.Key{Hi: r.fixed(8), Lo: 
 
 // op reads a question; its items are valid until the next one is read.
 func (r *reader) op(o *op, policies *policies) error {
-	*o = op{kind: kind(r.byte()), now: ratelimit.Instant(r.fixed(8)), items: o.items[:0]}
+	k := r.byte()
+	*o = op{kind: kind(k &^ lastBit), last: k&lastBit != 0, now: ratelimit.Instant(r.fixed(8)), items: o.items[:0]}
 	if o.kind == opReserve {
 		o.wait = time.Duration(r.uvarint(uint64(ratelimit.MaxReserve.Milliseconds()))) * time.Millisecond
 	}

@@ -56,7 +56,7 @@ func TestResultRoundTrip(t *testing.T) {
 	t.Parallel()
 	o := ops(t)[0]
 	for _, want := range []result{{true, 1, 5, 1000, begin - 4}, {false, 0, 0, 1<<32 - 1, begin + 1e9}} {
-		r := reader{b: appendResult(nil, &o, want)}
+		r := reader{b: appendResult(nil, o.now, want)}
 		got, err := r.result(&o)
 		if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" || err != nil {
 			t.Errorf("%v %s", err, diff)

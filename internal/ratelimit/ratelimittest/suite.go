@@ -392,7 +392,7 @@ func (s *suite) refund(a ratelimit.Algorithm) {
 	if s.take(it, start).Allowed {
 		s.Fatal("14 of 10 admitted")
 	}
-	s.store.Refund(s.Context(), d.At, it)
+	s.store.Refund(s.Context(), d.Booking(0), it)
 	if got := s.used(it, start); got != 0 {
 		s.Errorf("%d used after a refund", got)
 	}
@@ -408,7 +408,7 @@ func (s *suite) refund(a ratelimit.Algorithm) {
 	s.want(10, late, 20, now)
 	if a != ratelimit.TokenBucket {
 		late.Cost = 10
-		s.store.Refund(s.Context(), old.At, late)
+		s.store.Refund(s.Context(), old.Booking(0), late)
 		late.Cost = 1
 		s.want(0, late, 20, now)
 	}
@@ -422,7 +422,7 @@ func (s *suite) refund(a ratelimit.Algorithm) {
 	slide.Cost = 1
 	s.admitted(slide, 1, now)
 	slide.Cost = 10
-	s.store.Refund(s.Context(), old.At, slide)
+	s.store.Refund(s.Context(), old.Booking(0), slide)
 	slide.Cost = 1
 	if a == ratelimit.SlidingWindow {
 		s.want(9, slide, 20, now)
@@ -432,7 +432,7 @@ func (s *suite) refund(a ratelimit.Algorithm) {
 	busy := s.item(s.policy(ratelimit.Rule{Limit: 10_000, Scale: time.Second, Algorithm: a}), 4)
 	s.parallel(200, func(int) bool {
 		d := s.take(busy, start)
-		s.store.Refund(s.Context(), d.At, busy)
+		s.store.Refund(s.Context(), d.Booking(0), busy)
 		return true
 	})
 	if got := s.used(busy, start); got != 0 {
@@ -465,7 +465,7 @@ func (s *suite) reserve(a ratelimit.Algorithm) {
 		s.Errorf("beyond the longest wait: %+v", d)
 	}
 	s.want(0, it, 1, start.Add(599*time.Millisecond)) // in line behind the reservations
-	s.store.Refund(s.Context(), last.At, it)
+	s.store.Refund(s.Context(), last.Booking(0), it)
 	if d := reserve(500 * time.Millisecond); !d.Allowed || d.WaitMs != 500 {
 		s.Errorf("after a refund: %+v", d)
 	}
