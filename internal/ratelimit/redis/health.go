@@ -17,6 +17,8 @@ const (
 	beatEvery = time.Second
 	// beatLife is how long it counts as live after that.
 	beatLife = 3 * time.Second
+	// forgetAfter is how long fewer nodes must have been heard of, without a failure, until they are believed.
+	forgetAfter = 2 * beatLife
 	// probeEvery is how often Redis is tried while the breaker is open.
 	probeEvery = 200 * time.Millisecond
 	// probes is how many have to be answered in a row for it to close.
@@ -85,18 +87,36 @@ func (s *Store) beat(ctx context.Context, life time.Duration) error {
 	sent := s.clock.Now()
 	ops := []op{{script: nodesScript, key: s.roster, args: []any{s.id, life.Milliseconds()}}}
 	err := do(ctx, s.client, ops)
-	if err != nil {
-		return err
-	}
 	a := ops[0].answer
-	if len(a) != 3 {
-		return errMalformed
+	if err == nil && len(a) != 3 {
+		err = errMalformed
+	}
+	if err != nil {
+		s.fewer.Store(0)
+		return err
 	}
 	if !s.test {
 		s.learn(sent, s.clock.Now(), ratelimit.Instant(a[0]*1e9+a[1]))
 	}
-	s.present.Store(max(a[2], 1))
+	s.count(a[2])
 	return nil
+}
+
+// count takes in how many nodes there are. A Redis that has lost the list hears of one after the other: a node that
+// believed it would take the whole limit for itself.
+func (s *Store) count(n int64) {
+	now := int64(s.clock.Now())
+	since := s.fewer.Load()
+	switch {
+	case n >= s.present.Load():
+		s.fewer.Store(0)
+		s.present.Store(n)
+	case since == 0:
+		s.fewer.Store(now)
+	case now-since >= int64(forgetAfter):
+		s.fewer.Store(0)
+		s.present.Store(max(n, 1))
+	}
 }
 
 // recover tries Redis until it answers again, brings it what was admitted meanwhile and closes the breaker.

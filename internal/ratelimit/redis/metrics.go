@@ -33,11 +33,6 @@ const (
 var reasons = []string{reasonOpen, reasonSettling, reasonTimeout, reasonUnreachable, reasonBusy, reasonSignIn, reasonReadOnly, reasonMemory,
 	reasonRefused, reasonMalformed, reasonRefundLost}
 
-// answers are the beginnings of what Redis answers for a reason.
-var answers = []struct{ prefix, reason string }{
-	{"NOAUTH", reasonSignIn}, {"WRONGPASS", reasonSignIn}, {"NOPERM", reasonSignIn}, {"READONLY", reasonReadOnly}, {"OOM", reasonMemory},
-}
-
 func reasonOf(err error) string {
 	var timeout net.Error
 	var said goredis.Error
@@ -48,12 +43,13 @@ func reasonOf(err error) string {
 		return reasonBusy
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
 		return reasonTimeout
+	case goredis.IsAuthError(err), goredis.IsPermissionError(err):
+		return reasonSignIn
+	case goredis.IsReadOnlyError(err):
+		return reasonReadOnly
+	case goredis.IsOOMError(err):
+		return reasonMemory
 	case errors.As(err, &said):
-		for _, a := range answers {
-			if goredis.HasErrorPrefix(err, a.prefix) {
-				return a.reason
-			}
-		}
 		return reasonRefused
 	}
 	return reasonUnreachable

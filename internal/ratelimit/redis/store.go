@@ -66,6 +66,7 @@ type Store struct {
 	careful  atomic.Int64 // Unix ns of the clock until when this node keeps to its share
 	offset   atomic.Int64 // of Redis' clock from ours, ns
 	present  atomic.Int64 // nodes heard of at Redis
+	fewer    atomic.Int64 // Unix ns of the clock since when it has been fewer; 0: it has not
 
 	outage outage
 	m      metrics
