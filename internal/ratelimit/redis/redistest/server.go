@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,6 +27,7 @@ type Server struct {
 
 	path, dir string
 	args      []string
+	tls       bool
 	process   *os.Process
 	ended     chan struct{}
 }
@@ -33,8 +35,54 @@ type Server struct {
 // Start starts a server with further arguments, such as "--maxmemory", "1mb". It is killed when the test ends.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
-	s := &Server{path: find(t), dir: t.TempDir(), args: args}
-	t.Cleanup(func() { s.Kill() })
+	return start(t, &Server{path: find(t), dir: t.TempDir(), args: args})
+}
+
+// StartTLS starts a server that speaks nothing but TLS and asks for no certificate of a client.
+func StartTLS(t testing.TB, certFile, keyFile string) *Server {
+	t.Helper()
+	return start(t, &Server{path: find(t), dir: t.TempDir(), tls: true,
+		args: []string{"--tls-cert-file", certFile, "--tls-key-file", keyFile, "--tls-ca-cert-file", certFile, "--tls-auth-clients", "no"}})
+}
+
+// StartCluster starts a Redis Cluster of so many shards, without replicas.
+func StartCluster(t testing.TB, shards int) []*Server {
+	t.Helper()
+	const slots = 16384
+	servers := make([]*Server, shards)
+	for i := range servers {
+		s := Start(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "5000")
+		s.ok(t, fmt.Sprintf("CLUSTER ADDSLOTSRANGE %d %d", i*slots/shards, (i+1)*slots/shards-1))
+		s.ok(t, fmt.Sprintf("CLUSTER SET-CONFIG-EPOCH %d", i+1)) // as redis-cli does: else they would have to agree on it
+		if i > 0 {
+			s.ok(t, fmt.Sprintf("CLUSTER MEET 127.0.0.1 %d", servers[0].Port))
+		}
+		servers[i] = s
+	}
+	for _, s := range servers {
+		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+			info := s.Do(t, "CLUSTER INFO")
+			if strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprintf("cluster_size:%d\r", shards)) {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("no cluster: %s", info)
+			}
+		}
+	}
+	return servers
+}
+
+func (s *Server) ok(t testing.TB, command string) {
+	t.Helper()
+	if got := s.Do(t, command); got != "+OK" {
+		t.Fatalf("%s: %s", command, got)
+	}
+}
+
+func start(t testing.TB, s *Server) *Server {
+	t.Helper()
+	t.Cleanup(s.Kill)
 	// Below the ports that the system hands out, so that nobody has this one when the server is started again.
 	for range 100 {
 		s.Port = 12_000 + rand.IntN(16_000)
@@ -78,9 +126,13 @@ func find(t testing.TB) string {
 }
 
 func (s *Server) run(t testing.TB) error {
-	cmd := exec.Command(s.path, append([]string{ //nolint:noctx // killed by Kill
-		"--port", strconv.Itoa(s.Port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", s.dir, "--daemonize", "no",
-	}, s.args...)...)
+	port := []string{"--port", strconv.Itoa(s.Port)}
+	if s.tls {
+		port = []string{"--port", "0", "--tls-port", strconv.Itoa(s.Port)}
+	}
+	cmd := exec.Command(s.path, slices.Concat(port, []string{ //nolint:noctx // killed by Kill
+		"--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", s.dir, "--daemonize", "no",
+	}, s.args)...)
 	logPath := filepath.Join(s.dir, "log")
 	log, err := os.Create(logPath)
 	if err != nil {
@@ -151,8 +203,8 @@ func (s *Server) signal(t testing.TB, sig syscall.Signal) {
 	}
 }
 
-// Do sends one command, of words without spaces, as redis-cli does, and returns the first line of the answer; of an
-// error it begins with "-". Passwords go before it as further commands.
+// Do sends a command as redis-cli does and returns the answer as it comes over the wire, 64 KiB at most; of an
+// error it begins with "-". Several are sent on one connection, such as AUTH first, and the last answer is returned.
 func (s *Server) Do(t testing.TB, commands ...string) string {
 	t.Helper()
 	conn, err := net.DialTimeout("tcp", s.Addr(), patience) //nolint:noctx // bounded
