@@ -188,7 +188,7 @@ func do1(commands ...string) func(*testing.T, *redistest.Server) {
 // fallbacks reads the fallbacks counted for a reason.
 func (s *Store) fallbacks(t testing.TB, reason string) int {
 	t.Helper()
-	return int(metricOf(t, s.m.fallbacks.WithLabelValues(reason)))
+	return int(metricOf(t, s.m.fallen[reason]))
 }
 
 // A token bucket that was served without Redis gives no second burst.

@@ -13,7 +13,10 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-type metrics struct{ fallbacks *prometheus.CounterVec }
+type metrics struct {
+	fallbacks *prometheus.CounterVec
+	fallen    map[string]prometheus.Counter // its series, by reason
+}
 
 // Why a decision was taken without Redis.
 const (
@@ -25,13 +28,14 @@ const (
 	reasonSignIn      = "sign_in"     // the password or the rights of the user
 	reasonReadOnly    = "read_only"   // a replica
 	reasonMemory      = "memory"      // Redis is full
+	reasonCluster     = "cluster"     // a Redis Cluster, and the URL does not say so
 	reasonRefused     = "refused"     // another error of Redis, such as while it loads
 	reasonMalformed   = "malformed"   // an answer that is not understood
 	reasonRefundLost  = "refund_lost" // no decision: what was to be given back stays counted
 )
 
 var reasons = []string{reasonOpen, reasonSettling, reasonTimeout, reasonUnreachable, reasonBusy, reasonSignIn, reasonReadOnly, reasonMemory,
-	reasonRefused, reasonMalformed, reasonRefundLost}
+	reasonCluster, reasonRefused, reasonMalformed, reasonRefundLost}
 
 func reasonOf(err error) string {
 	var timeout net.Error
@@ -49,6 +53,8 @@ func reasonOf(err error) string {
 		return reasonReadOnly
 	case goredis.IsOOMError(err):
 		return reasonMemory
+	case goredis.HasErrorPrefix(err, "MOVED"):
+		return reasonCluster
 	case errors.As(err, &said):
 		return reasonRefused
 	}
@@ -58,7 +64,7 @@ func reasonOf(err error) string {
 // fell counts a decision that was taken here because Redis did not answer.
 func (s *Store) fell(err error) {
 	reason := reasonOf(err)
-	s.m.fallbacks.WithLabelValues(reason).Inc()
+	s.m.fallen[reason].Inc()
 	s.outage.alone()
 	s.outage.failed(reason, err, s.live())
 }
@@ -86,8 +92,11 @@ func (o *outage) failed(reason string, err error, nodes int) {
 	o.mu.Lock()
 	o.since, o.reason = time.Now(), reason
 	o.mu.Unlock()
-	o.log.Warn("rate limits: Redis can't be asked, deciding with a share of each limit",
-		slog.String("reason", reason), slog.Any("error", err), slog.Int("nodes", nodes))
+	line := "rate limits: Redis can't be asked, deciding with a share of each limit"
+	if reason == reasonCluster {
+		line += "; it is a Redis Cluster, so add ?cluster=true to RATE_LIMIT_REDIS_URL"
+	}
+	o.log.Warn(line, slog.String("reason", reason), slog.Any("error", err), slog.Int("nodes", nodes))
 }
 
 // well is called when Redis has answered: an outage is over after a second without a failure.
@@ -118,8 +127,9 @@ func (s *Store) register(reg prometheus.Registerer) error {
 		Help:        "Decisions taken with a share of the limit because the one who counts could not be asked, by reason.",
 		ConstLabels: prometheus.Labels{"backend": "redis"},
 	}, []string{"reason"})
+	s.m.fallen = make(map[string]prometheus.Counter, len(reasons))
 	for _, r := range reasons {
-		s.m.fallbacks.WithLabelValues(r)
+		s.m.fallen[r] = s.m.fallbacks.WithLabelValues(r)
 	}
 	if reg == nil {
 		return nil

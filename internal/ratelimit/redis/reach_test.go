@@ -1,12 +1,14 @@
 package redis
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"log/slog"
 	"math/big"
 	"net"
 	"os"
@@ -104,6 +106,14 @@ func TestCluster(t *testing.T) {
 	url := shards[0].URL() + "," + shards[1].Addr()
 	counts(t, url)
 	counts(t, shards[2].URL()+"/?cluster=true")
+	var log bytes.Buffer
+	plain := newStore(t, shards[0].URL(), func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	for n := range uint64(20) {
+		plain.Take(t.Context(), plain.clock.Now(), ratelimit.Item{Key: ratelimit.Key{Hi: 8, Lo: n}, Policy: rule(t, 3, ratelimit.FixedWindow)})
+	}
+	if plain.fallbacks(t, reasonCluster) == 0 || !strings.Contains(log.String(), "?cluster=true") {
+		t.Errorf("a URL that does not tell of the cluster: %s", log.String())
+	}
 	s := newStore(t, url, nil)
 	s.patience = time.Minute
 	wide, tight := rule(t, 100, ratelimit.FixedWindow), rule(t, 5, ratelimit.TokenBucket)

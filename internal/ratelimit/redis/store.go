@@ -179,7 +179,14 @@ const aloneBit = 1
 
 // Take implements ratelimit.Store.
 func (s *Store) Take(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) ratelimit.Decision {
-	return s.decide(ctx, now, []ratelimit.Item{it}, 0)
+	if s.breaker.is(closed) {
+		return s.decide(ctx, now, []ratelimit.Item{it}, 0)
+	}
+	s.m.fallen[reasonOpen].Inc() // without Redis a check is as cheap as any in memory
+	s.outage.alone()
+	d := s.shadow.spend(it, s.serverTime(now), 0, s.live(), true)
+	d.At |= aloneBit
+	return d
 }
 
 // TakeAll implements ratelimit.Store. Items have a key each, which a Redis Cluster keeps in different places: all are
@@ -212,19 +219,20 @@ func (s *Store) decide(ctx context.Context, now ratelimit.Instant, items []ratel
 		}
 	}
 	if !s.breaker.is(closed) {
-		s.m.fallbacks.WithLabelValues(reasonOpen).Inc()
+		s.m.fallen[reasonOpen].Inc()
 		s.outage.alone()
 		return s.alone(now, items, ahead, true)
 	}
 	t := transaction{s: s, now: now, items: items, ahead: ahead}
 	if !t.claim() {
-		s.m.fallbacks.WithLabelValues(reasonSettling).Inc()
+		s.m.fallen[reasonSettling].Inc()
 		return s.alone(now, items, ahead, true)
 	}
 	// Soon after an outage the others may not have told Redis yet what they admitted without it.
 	var own ratelimit.Decision
 	if t.booked = s.clock.Now() < ratelimit.Instant(s.careful.Load()); t.booked {
 		if own = s.alone(now, items, ahead, false); !own.Allowed {
+			s.m.fallen[reasonSettling].Inc()
 			t.release(items)
 			return own
 		}
@@ -520,7 +528,7 @@ func (s *Store) refund(ctx context.Context, at ratelimit.Instant, it ratelimit.I
 			return
 		}
 	}
-	s.m.fallbacks.WithLabelValues(reasonRefundLost).Inc()
+	s.m.fallen[reasonRefundLost].Inc()
 }
 
 // Peek implements ratelimit.Store. The error is of a Redis that can't be asked.
@@ -530,7 +538,7 @@ func (s *Store) Peek(ctx context.Context, now ratelimit.Instant, it ratelimit.It
 	if p.Quota() == 0 && p.Algorithm() == ratelimit.TokenBucket { // it has no unit to count in
 		return u, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.patience)
 	defer cancel()
 	ops := []op{s.op("look", it, now, 0, &claim{})}
 	if err := s.run(ctx, ops); err != nil {
@@ -556,7 +564,7 @@ func (s *Store) Peek(ctx context.Context, now ratelimit.Instant, it ratelimit.It
 // Reset implements ratelimit.Store. The error is of a Redis that can't be asked.
 func (s *Store) Reset(ctx context.Context, _ ratelimit.Instant, k ratelimit.Key) error {
 	s.shadow.forget(k)
-	ctx, cancel := context.WithTimeout(ctx, s.patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.patience)
 	defer cancel()
 	if err := s.client.Del(ctx, s.key(k)).Err(); err != nil {
 		return fmt.Errorf("ratelimit/redis: reset a budget: %w", err)
