@@ -1,9 +1,12 @@
 package redis
 
 import (
+	"math/bits"
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/redis/redistest"
@@ -54,6 +57,33 @@ func TestScriptsDecideAsTheRules(t *testing.T) {
 			if u, err := s.Peek(t.Context(), now, it); err != nil || u.Used != it.Policy.Used(state, now) {
 				t.Fatalf("sequence %d, step %d: %+v: %d used, want %d (%v)", sequence, step, it.Policy.Rule(), u.Used, it.Policy.Used(state, now), err)
 			}
+		}
+	}
+}
+
+// Lua has no whole numbers; its division is exact all the same.
+func TestMuldiv(t *testing.T) {
+	t.Parallel()
+	s := inTestTime(t, redistest.Start(t).URL())
+	script := goredis.NewScript(common + "return {muldiv(tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]))}")
+	random := rand.New(rand.NewPCG(5, 2))
+	below := func(most int64) int64 { return random.Int64N(most>>random.IntN(bits.Len64(uint64(most)))) + 1 }
+	for range 2000 {
+		a, b, c := below(1<<53-1), below(1<<31-1), below(1<<47-1)
+		hi, lo := bits.Mul64(uint64(a), uint64(b))
+		if hi >= uint64(c) {
+			continue
+		}
+		q, r := bits.Div64(hi, lo, uint64(c))
+		if q >= 1<<53 {
+			continue
+		}
+		ops := []op{{script: script, key: "none", args: []any{0, 0, a, b, c}}}
+		if err := do(t.Context(), s.client, ops); err != nil {
+			t.Fatal(err)
+		}
+		if got := ops[0].answer; got[0] != int64(q) || got[1] != int64(r) {
+			t.Errorf("%d * %d / %d is %d, remainder %d; want %d, %d", a, b, c, got[0], got[1], q, r)
 		}
 	}
 }
