@@ -107,7 +107,7 @@ local function current(bucket, algorithm, scale, rate, burst)
   local used = s and use(s) or 0
   local fresh = {
     bucket = bucket, algorithm = algorithm, scale = scale, rate = rate,
-    x = now_s, y = now_ns, z = 0, born = s and s.born or now_ms, restored = 0,
+    x = now_s, y = now_ns, z = 0, born = s and s.born or now_s * 1e6 + math.floor(now_ns / 1e3), restored = 0,
   }
   if algorithm == 'token_bucket' then
     set_debt(fresh, (muldiv(scale * 1e6, math.min(used, burst), rate)))

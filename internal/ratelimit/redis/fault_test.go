@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -118,19 +119,19 @@ func TestOutages(t *testing.T) {
 	fixed := []ratelimit.Algorithm{ratelimit.FixedWindow}
 	for _, test := range []struct {
 		name       string
-		break_     func(*testing.T, *redistest.Server)
-		mend       func(*testing.T, *redistest.Server)
-		reason     string // what fallbacks are counted as before the breaker opens
+		breaks     func(*testing.T, *redistest.Server)
+		mends      func(*testing.T, *redistest.Server)
+		reasons    []string // what fallbacks are counted as before the breaker opens, one of them
 		algorithms []ratelimit.Algorithm
 	}{
 		{"killed", func(_ *testing.T, r *redistest.Server) { r.Kill() }, func(t *testing.T, r *redistest.Server) { r.Restart(t) },
-			reasonUnreachable, []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow}},
+			[]string{reasonUnreachable}, []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow}},
 		{"frozen", func(t *testing.T, r *redistest.Server) { r.Freeze(t) }, func(t *testing.T, r *redistest.Server) { r.Thaw(t) },
-			reasonTimeout, fixed},
-		{"a replica", do1("REPLICAOF 127.0.0.1 1"), do1("REPLICAOF NO ONE"), reasonReadOnly, fixed},
-		{"full", do1("CONFIG SET maxmemory 1"), do1("CONFIG SET maxmemory 0"), reasonMemory, fixed},
-		{"another password", do1("CONFIG SET requirepass other", "AUTH other", "CLIENT KILL TYPE normal SKIPME yes"),
-			do1("AUTH other", "CONFIG SET requirepass \"\""), reasonSignIn, fixed},
+			[]string{reasonTimeout}, fixed},
+		{"a replica", tell("REPLICAOF 127.0.0.1 1"), tell("REPLICAOF NO ONE"), []string{reasonReadOnly}, fixed},
+		{"full", tell("CONFIG SET maxmemory 1"), tell("CONFIG SET maxmemory 0"), []string{reasonMemory}, fixed},
+		{"another password", tell("CONFIG SET requirepass other", "AUTH other", "CLIENT KILL TYPE normal SKIPME yes"),
+			tell("AUTH other", "CONFIG SET requirepass \"\""), []string{reasonSignIn, reasonUnreachable}, fixed},
 	} {
 		for _, a := range test.algorithms {
 			t.Run(test.name+"/"+a.String(), func(t *testing.T) {
@@ -139,7 +140,7 @@ func TestOutages(t *testing.T) {
 				server := redistest.Start(t)
 				f := startFleet(t, server, 3, 3, ratelimit.Item{Key: ratelimit.Key{Hi: 7, Lo: 7}, Policy: rule(t, limit, a)})
 				eventually(t, "the first third to be admitted", func() bool { return f.admitted.Load() >= limit/3 })
-				test.break_(t, server)
+				test.breaks(t, server)
 				for _, s := range f.stores {
 					eventually(t, "the breaker to open", func() bool { return s.breaker.is(open) })
 				}
@@ -152,11 +153,19 @@ func TestOutages(t *testing.T) {
 					if err := s.Degraded(); err == nil || !strings.Contains(err.Error(), "Redis") {
 						t.Errorf("node %d calls itself %v", i, err)
 					}
-					if s.fallbacks(t, test.reason) == 0 {
-						t.Errorf("node %d counts no fallback as %s", i, test.reason)
+					counted := 0
+					for _, reason := range test.reasons {
+						counted += s.fallbacks(t, reason)
+					}
+					if counted == 0 {
+						var all []string
+						for _, reason := range reasons {
+							all = append(all, fmt.Sprintf("%s: %d", reason, s.fallbacks(t, reason)))
+						}
+						t.Errorf("node %d counts no fallback as %v: %v", i, test.reasons, all)
 					}
 				}
-				test.mend(t, server)
+				test.mends(t, server)
 				for _, s := range f.stores {
 					eventually(t, "the breaker to close", func() bool { return s.breaker.is(closed) && s.Degraded() == nil })
 				}
@@ -177,7 +186,8 @@ func TestOutages(t *testing.T) {
 	}
 }
 
-func do1(commands ...string) func(*testing.T, *redistest.Server) {
+// tell sends a server commands.
+func tell(commands ...string) func(*testing.T, *redistest.Server) {
 	return func(t *testing.T, r *redistest.Server) {
 		if got := r.Do(t, commands...); strings.HasPrefix(got, "-") {
 			t.Fatal(got)
@@ -220,7 +230,7 @@ func TestScriptsFlushed(t *testing.T) {
 	f := startFleet(t, server, 2, 4, ratelimit.Item{Key: ratelimit.Key{Hi: 7, Lo: 7}, Policy: rule(t, limit, ratelimit.FixedWindow)})
 	for part := range int64(5) {
 		eventually(t, "more admissions", func() bool { return f.admitted.Load() >= limit/6*(part+1) })
-		do1("SCRIPT FLUSH")(t, server)
+		tell("SCRIPT FLUSH")(t, server)
 	}
 	f.each(t, "refusals", f.refused, 10)
 	f.stop()
@@ -258,5 +268,79 @@ func TestExactOverNodes(t *testing.T) {
 		if got := admitted.Load(); got != 50 {
 			t.Errorf("%v: %d of 400 admitted, want 50", a, got)
 		}
+	}
+}
+
+// A node that finds Redis again before another has told it what it admitted meanwhile keeps to its share until then.
+func TestReturnBeforeTheOthers(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	it := ratelimit.Item{Key: ratelimit.Key{Hi: 7, Lo: 7}, Policy: rule(t, 100, ratelimit.FixedWindow)}
+	var nodes []*Store
+	for range 2 {
+		s := newStore(t, server.URL(), func(c *Config) { c.Nodes = func() int { return 2 } })
+		s.patience = time.Minute
+		nodes = append(nodes, s)
+	}
+	take := func(s *Store, n int) (admitted int) {
+		for range n {
+			if s.Take(t.Context(), s.clock.Now(), it).Allowed {
+				admitted++
+			}
+		}
+		return admitted
+	}
+	total := take(nodes[0], 20) + take(nodes[1], 20)
+	for _, s := range nodes {
+		s.breaker.set(open)
+	}
+	total += take(nodes[1], 100)
+	if total != 70 {
+		t.Fatalf("%d admitted before Redis is back, want 40 and the rest of a share", total)
+	}
+	nodes[0].recover(t.Context())
+	total += take(nodes[0], 200)
+	if total != 100 {
+		t.Errorf("%d of 100 admitted when one node has Redis again and the other has not", total)
+	}
+	nodes[1].recover(t.Context())
+	for _, s := range nodes {
+		s.careful.Store(0) // as two seconds later
+		total += take(s, 100)
+	}
+	u, err := nodes[0].Peek(t.Context(), nodes[0].clock.Now(), it)
+	if total != 100 || err != nil || u.Used != 100 {
+		t.Errorf("%d of 100 admitted in all, %d at Redis (%v)", total, u.Used, err)
+	}
+}
+
+// A key that Redis loses in a failure comes back by the next call; one that an operator deletes does not.
+func TestLostKeysComeBack(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for _, a := range []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow, ratelimit.TokenBucket} {
+		it := ratelimit.Item{Key: ratelimit.Key{Hi: 7, Lo: uint64(a)}, Policy: rule(t, 10, a)}
+		one, two := newStore(t, server.URL(), nil), newStore(t, server.URL(), nil)
+		take := func(s *Store, remaining uint32) {
+			t.Helper()
+			if d := s.Take(t.Context(), s.clock.Now(), it); !d.Allowed || d.Remaining != remaining || d.At&aloneBit != 0 {
+				t.Errorf("%v: %+v, want %d remaining", a, d, remaining)
+			}
+		}
+		for _, s := range []*Store{one, two} {
+			s.patience = time.Minute
+		}
+		take(one, 9)
+		take(two, 8)
+		tell("DEL "+one.key(it.Key))(t, server)
+		take(one, 9)
+		take(two, 8)
+		take(one, 7)
+		tell("FLUSHALL")(t, server)
+		one.failures.Add(1)
+		two.failures.Add(1)
+		take(two, 7) // it had heard of two
+		take(one, 5) // it had heard of three, and of none of them twice
+		take(two, 4)
 	}
 }

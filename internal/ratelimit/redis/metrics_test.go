@@ -62,7 +62,7 @@ func TestOutageIsTwoLines(t *testing.T) {
 	if n := s.fallbacks(t, reasonSignIn); n == 0 {
 		t.Errorf("a wrong password is not counted as such: %v", log.String())
 	}
-	do1("AUTH right", "CONFIG SET requirepass wrong-secret")(t, server)
+	tell("AUTH right", "CONFIG SET requirepass wrong-secret")(t, server)
 	eventually(t, "the outage to end", func() bool {
 		s.Take(t.Context(), s.clock.Now(), it)
 		return s.Degraded() == nil

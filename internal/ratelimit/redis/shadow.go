@@ -34,12 +34,12 @@ type shadowShard struct {
 // entry is one budget. Its states are in the shape of policy.
 type entry struct {
 	policy *ratelimit.Policy
-	// mine is what this node has used of its share: what it was admitted, or its share of what all were, whichever is
-	// more. A node that was given more than its share gets nothing when it is alone, one that was given less no more
-	// than its share of the rest.
+	// mine is what this node has used of its share: what it was admitted, and when it last decided alone at least its
+	// share of what all were; see level.
 	mine ratelimit.State
-	// heard is the state at Redis as last heard. It brings back what Redis lost.
-	heard ratelimit.State
+	// heard is the state at Redis as heard at a moment of Redis' clock. It brings back what Redis lost.
+	heard   ratelimit.State
+	heardAt ratelimit.Instant
 	// owed is what was admitted without Redis and not yet told: of windows by window, of token buckets a number of
 	// tokens, which only says that mine has to be told.
 	owed     ratelimit.State
@@ -174,22 +174,38 @@ func needed(p *ratelimit.Policy, n uint32, nodes int) int64 {
 	return int64(lo)
 }
 
+// level is what is gone of this node's share: what it was admitted, or its share of what all were, whichever is more. A
+// node that was given more than its share gets nothing when it is alone, one that was given less no more than its share
+// of the rest.
+func (e *entry) level(nodes int) ratelimit.State {
+	s := e.mine
+	if e.policy.Algorithm() == ratelimit.TokenBucket { // a share of the rate, of the same debt
+		s.Word, s.Prev = max(s.Word, e.heard.Word), max(s.Prev, e.heard.Prev)
+		return s
+	}
+	if tag(e.heard) == tag(s) {
+		s.Word = s.Word>>32<<32 | uint64(max(count(s), share(count(e.heard), nodes)))
+		s.Prev = max(s.Prev, share(e.heard.Prev, nodes))
+	}
+	return s
+}
+
 // decide is the answer of this node alone: the policy's rule with the node's share of the limit. The entry is in the
 // policy's shape and window.
 func (e *entry) decide(cost uint32, now ratelimit.Instant, ahead int64, nodes int) (ratelimit.State, ratelimit.Decision) {
 	p := e.policy
 	if p.Algorithm() != ratelimit.TokenBucket {
 		withheld := uint64(p.Limit() - share(p.Limit(), nodes))
-		s := e.mine
+		s := e.level(nodes)
 		s.Word += withheld
 		s, d := p.Decide(s, cost, now)
 		s.Word -= withheld
 		return s, d
 	}
+	s := e.level(nodes)
 	if cost > p.Quota() {
-		return p.Decide(e.mine, cost, now)
+		return p.Decide(s, cost, now)
 	}
-	s := e.mine
 	if p.SteppedBack(int64(s.Word), s.Prev, now) {
 		s.Word = uint64(int64(now) + p.Tolerance())
 	}
@@ -226,8 +242,7 @@ func (s *shadow) spend(it ratelimit.Item, now ratelimit.Instant, ahead int64, no
 	e, sh := s.hold(it, now)
 	defer sh.mu.Unlock()
 	state, d := e.decide(it.Spend(), now, ahead, nodes)
-	e.mine = state
-	if d.Allowed && owe {
+	if e.mine = state; d.Allowed && owe {
 		e.owe(it.Spend())
 	}
 	return d
@@ -392,14 +407,12 @@ func (s *shadow) note(it ratelimit.Item, r reply, spent uint32, nodes int, c *cl
 			next := max(int64(e.mine.Word), int64(r.now)) + need
 			e.mine.Word = uint64(min(next, int64(r.now)+max(p.Tolerance(), need)))
 		}
-		e.mine.Word, e.mine.Prev = max(e.mine.Word, r.state.Word), max(e.mine.Prev, r.state.Prev)
 	} else if now := tag(r.state); int32(now-tag(e.mine)) >= 0 {
 		e.roll(now)
-		used := max(count(e.mine)+spent, share(count(r.state), nodes))
-		e.mine = ratelimit.State{Word: uint64(now)<<32 | uint64(used), Prev: max(e.mine.Prev, share(r.state.Prev, nodes))}
+		e.mine.Word += uint64(spent)
 	}
-	if r.born != e.born || r.state.Word >= e.heard.Word { // answers may come out of order
-		e.born, e.heard = r.born, r.state
+	if r.now >= e.heardAt { // answers may come out of order
+		e.born, e.heard, e.heardAt = r.born, r.state, r.now
 	}
 	e.failures = c.failures
 	if c.owed.Word != 0 {

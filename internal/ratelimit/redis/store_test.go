@@ -2,7 +2,6 @@ package redis
 
 import (
 	"fmt"
-	"io"
 	"log/slog"
 	"sync/atomic"
 	"testing"
@@ -31,7 +30,7 @@ func target(t testing.TB, url string) Target {
 func newStore(t testing.TB, url string, change func(*Config)) *Store {
 	t.Helper()
 	c := Config{Target: target(t, url), Installation: "test", Clock: ratelimit.NewClock(), MaxKeys: 100_000,
-		Registerer: prometheus.NewRegistry(), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+		Registerer: prometheus.NewRegistry(), Logger: slog.New(slog.DiscardHandler)}
 	if change != nil {
 		change(&c)
 	}
