@@ -125,7 +125,7 @@ func TestOutages(t *testing.T) {
 		algorithms []ratelimit.Algorithm
 	}{
 		{"killed", func(_ *testing.T, r *redistest.Server) { r.Kill() }, func(t *testing.T, r *redistest.Server) { r.Restart(t) },
-			[]string{reasonUnreachable}, []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow}},
+			[]string{reasonUnreachable, reasonTimeout}, []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow}},
 		{"frozen", func(t *testing.T, r *redistest.Server) { r.Freeze(t) }, func(t *testing.T, r *redistest.Server) { r.Thaw(t) },
 			[]string{reasonTimeout}, fixed},
 		{"a replica", tell("REPLICAOF 127.0.0.1 1"), tell("REPLICAOF NO ONE"), []string{reasonReadOnly}, fixed},
