@@ -2,7 +2,6 @@ package redis
 
 import (
 	"testing"
-	"time"
 
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/redis/redistest"
@@ -15,8 +14,7 @@ func BenchmarkTake(b *testing.B) {
 	server := redistest.Start(b)
 	for _, a := range benchAlgorithms {
 		b.Run(a.String(), func(b *testing.B) {
-			s := newStore(b, server.URL(), nil)
-			s.patience = time.Minute
+			s := unhurried(b, server.URL(), nil)
 			it := ratelimit.Item{Key: ratelimit.Key{Hi: 7, Lo: uint64(a)}, Policy: rule(b, ratelimit.MaxLimit, a)}
 			b.ReportAllocs()
 			for b.Loop() {
@@ -28,8 +26,7 @@ func BenchmarkTake(b *testing.B) {
 
 // The same by many callers, over the connections that they share.
 func BenchmarkTakeParallel(b *testing.B) {
-	s := newStore(b, redistest.Start(b).URL(), nil)
-	s.patience = time.Minute
+	s := unhurried(b, redistest.Start(b).URL(), nil)
 	it := ratelimit.Item{Key: ratelimit.Key{Hi: 7}, Policy: rule(b, ratelimit.MaxLimit, ratelimit.FixedWindow)}
 	b.SetParallelism(16)
 	b.RunParallel(func(pb *testing.PB) {
@@ -64,8 +61,7 @@ func TestAllocations(t *testing.T) {
 			t.Errorf("%v: %v allocations without Redis", a, got)
 		}
 	}
-	s := newStore(t, redistest.Start(t).URL(), nil)
-	s.patience = time.Minute
+	s := unhurried(t, redistest.Start(t).URL(), nil)
 	it := ratelimit.Item{Key: ratelimit.Key{Hi: 7}, Policy: rule(t, ratelimit.MaxLimit, ratelimit.FixedWindow)}
 	if got := testing.AllocsPerRun(100, func() { s.Take(t.Context(), s.clock.Now(), it) }); got > 60 {
 		t.Errorf("%v allocations with Redis", got)

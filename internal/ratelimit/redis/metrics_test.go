@@ -52,7 +52,7 @@ func TestOutageIsTwoLines(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
 	server := redistest.Start(t, "--requirepass", "right")
-	s := newStore(t, "redis://:wrong-secret@"+server.Addr(), func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	s := unhurried(t, "redis://:wrong-secret@"+server.Addr(), func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 	it := ratelimit.Item{Key: ratelimit.Key{Hi: 7}, Policy: rule(t, 50, ratelimit.FixedWindow)}
 	for range 10 {
 		if d := s.Take(t.Context(), s.clock.Now(), it); !d.Allowed || d.At&aloneBit == 0 {
@@ -131,6 +131,22 @@ func TestBreaker(t *testing.T) {
 
 func TestReasons(t *testing.T) {
 	t.Parallel()
+	server := redistest.Start(t)
+	s := unhurried(t, server.URL(), nil)
+	it := ratelimit.Item{Key: ratelimit.Key{Hi: 7}, Policy: rule(t, 50, ratelimit.FixedWindow)}
+	for _, test := range []struct{ breaks, mends, reason string }{
+		{"REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE", reasonReadOnly},
+		{"CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0", reasonMemory},
+		{"SET " + s.key(it.Key) + " 1", "DEL " + s.key(it.Key), ""}, // what somebody else wrote there is no budget
+		{"LPUSH " + s.key(it.Key) + " 1", "DEL " + s.key(it.Key), reasonRefused},
+	} {
+		tell(test.breaks)(t, server)
+		d := s.Take(t.Context(), s.clock.Now(), it)
+		if alone := d.At&aloneBit != 0; !d.Allowed || alone != (test.reason != "") || alone && s.fallbacks(t, test.reason) != 1 {
+			t.Errorf("%s: %+v, wants to be counted as %q", test.breaks, d, test.reason)
+		}
+		tell(test.mends)(t, server)
+	}
 	if got := reasonOf(errors.New("dial tcp: connection refused")); got != reasonUnreachable {
 		t.Error(got)
 	}

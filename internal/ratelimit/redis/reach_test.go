@@ -25,8 +25,7 @@ import (
 // counts fails unless a store counts at Redis: two nodes get what one limit holds.
 func counts(t *testing.T, url string) {
 	t.Helper()
-	a, b := newStore(t, url, nil), newStore(t, url, nil)
-	a.patience, b.patience = time.Minute, time.Minute
+	a, b := unhurried(t, url, nil), unhurried(t, url, nil)
 	if err := a.Join(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +52,7 @@ func TestLeastRights(t *testing.T) {
 	server := redistest.Start(t, "--user", "default", "off", "--user", "hub", "on", ">right", "~converger:limit:*",
 		"+evalsha", "+eval", "+time", "+get", "+set", "+del", "+pexpire", "+zadd", "+zrem", "+zcard", "+zremrangebyscore")
 	counts(t, "redis://hub:right@"+server.Addr())
-	s := newStore(t, "redis://hub:wrong@"+server.Addr(), nil)
+	s := unhurried(t, "redis://hub:wrong@"+server.Addr(), nil)
 	it := ratelimit.Item{Key: ratelimit.Key{Hi: 9, Lo: 9}, Policy: rule(t, 3, ratelimit.SlidingWindow)}
 	if d := s.Take(t.Context(), s.clock.Now(), it); !d.Allowed || d.At&aloneBit == 0 || s.fallbacks(t, reasonSignIn) == 0 {
 		t.Errorf("with a wrong password: %+v", d)
@@ -107,15 +106,14 @@ func TestCluster(t *testing.T) {
 	counts(t, url)
 	counts(t, shards[2].URL()+"/?cluster=true")
 	var log bytes.Buffer
-	plain := newStore(t, shards[0].URL(), func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	plain := unhurried(t, shards[0].URL(), func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 	for n := range uint64(20) {
 		plain.Take(t.Context(), plain.clock.Now(), ratelimit.Item{Key: ratelimit.Key{Hi: 8, Lo: n}, Policy: rule(t, 3, ratelimit.FixedWindow)})
 	}
 	if plain.fallbacks(t, reasonCluster) == 0 || !strings.Contains(log.String(), "?cluster=true") {
 		t.Errorf("a URL that does not tell of the cluster: %s", log.String())
 	}
-	s := newStore(t, url, nil)
-	s.patience = time.Minute
+	s := unhurried(t, url, nil)
 	wide, tight := rule(t, 100, ratelimit.FixedWindow), rule(t, 5, ratelimit.TokenBucket)
 	for n := range 8 {
 		items := []ratelimit.Item{{Key: ratelimit.Key{Hi: 3, Lo: uint64(n)}, Policy: wide}, {Key: ratelimit.Key{Hi: 4, Lo: uint64(n)}, Policy: tight}}
@@ -152,8 +150,7 @@ func TestCluster(t *testing.T) {
 func TestLifetimes(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	s := newStore(t, server.URL(), nil)
-	s.patience = time.Minute
+	s := unhurried(t, server.URL(), nil)
 	for _, test := range []struct {
 		rule         ratelimit.Rule
 		cost         uint32

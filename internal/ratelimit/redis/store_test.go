@@ -46,13 +46,25 @@ func newStore(t testing.TB, url string, change func(*Config)) *Store {
 	return s
 }
 
+// unhurried makes a store with so much patience that a busy machine does not make it decide alone.
+func unhurried(t testing.TB, url string, change func(*Config)) *Store {
+	t.Helper()
+	s := newStore(t, url, func(c *Config) {
+		c.Target.patience = patience
+		if change != nil {
+			change(c)
+		}
+	})
+	s.patience = patience
+	return s
+}
+
 var stores atomic.Int64
 
-// inTestTime makes a store that takes its caller's time, has keys of its own and so much patience that a busy machine
-// does not make it decide alone.
+// inTestTime makes a store that takes its caller's time and has keys of its own.
 func inTestTime(t testing.TB, url string) *Store {
-	s := newStore(t, url, func(c *Config) { c.Target.patience = time.Minute })
-	s.test, s.patience = true, time.Minute
+	s := unhurried(t, url, nil)
+	s.test = true
 	s.prefix = fmt.Sprintf("test%d:", stores.Add(1))
 	return s
 }

@@ -166,7 +166,7 @@ func (t *Target) client() goredis.UniversalClient {
 		return goredis.NewClusterClient(&goredis.ClusterOptions{
 			Addrs: t.addrs, Username: t.username, Password: t.password, TLSConfig: t.tls, Protocol: 2, DisableIdentity: true,
 			MaxRedirects: 2, MaxRetries: -1, ContextTimeoutEnabled: true,
-			DialTimeout: dialTimeout, DialerRetries: 1, ReadTimeout: max(dialTimeout, t.patience), WriteTimeout: max(dialTimeout, t.patience),
+			DialTimeout: max(dialTimeout, t.patience), DialerRetries: 1, ReadTimeout: max(dialTimeout, t.patience), WriteTimeout: max(dialTimeout, t.patience),
 			PoolSize: t.poolSize, PoolTimeout: t.patience, PipelinePoolSize: -1,
 			// Plain answers of a few numbers.
 			ReadBufferSize: 4096, WriteBufferSize: 4096,
@@ -175,7 +175,7 @@ func (t *Target) client() goredis.UniversalClient {
 	return goredis.NewClient(&goredis.Options{
 		Addr: t.addrs[0], Username: t.username, Password: t.password, DB: t.db, TLSConfig: t.tls, Protocol: 2, DisableIdentity: true,
 		MaxRetries: -1, ContextTimeoutEnabled: true,
-		DialTimeout: dialTimeout, DialerRetries: 1, ReadTimeout: max(dialTimeout, t.patience), WriteTimeout: max(dialTimeout, t.patience),
+		DialTimeout: max(dialTimeout, t.patience), DialerRetries: 1, ReadTimeout: max(dialTimeout, t.patience), WriteTimeout: max(dialTimeout, t.patience),
 		PoolSize: t.poolSize, PoolTimeout: t.patience, PipelinePoolSize: -1,
 		ReadBufferSize: 4096, WriteBufferSize: 4096,
 	})
