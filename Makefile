@@ -36,16 +36,20 @@ postgres: ## Find Postgres binaries, or fetch them (apt as root, else npm into .
 browser: ## Find Chromium and axe-core for the tests of pages, or fetch them (apt as root, npm into .cache/axe)
 	@scripts/fetch-browser
 
+.PHONY: redis
+redis: ## Find a Redis server for the tests of the redis backend, or fetch one (apt as root)
+	@scripts/fetch-redis
+
 .PHONY: test
-test: postgres browser ## Run every test with the race detector, on a private Postgres (PKG=./internal/activity to narrow)
+test: postgres browser redis ## Run every test with the race detector, on a private Postgres (PKG=./internal/activity to narrow)
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -race -timeout 20m $(PKG)
 
 .PHONY: e2e
-e2e: postgres browser ## Only the tests of the whole program: newcomer's path, stops, kills, outages, pages in a real browser
+e2e: postgres browser redis ## Only the tests of the whole program: newcomer's path, stops, kills, outages, pages in a real browser
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -race -timeout 20m ./cmd/server
 
 .PHONY: cover
-cover: postgres browser ## Test coverage into cover.out, with the total
+cover: postgres browser redis ## Test coverage into cover.out, with the total
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -timeout 20m -coverpkg=./... -coverprofile=cover.out $(PKG)
 	@$(GO) tool cover -func=cover.out | tail -n 1
 

@@ -277,17 +277,18 @@ func (a *aviary) environment(dir, databaseURL string) map[string]string {
 	}
 	base := func() string { return rand.Text() + rand.Text() + rand.Text() }
 	return serveEnv("", map[string]string{
-		"DATABASE_URL_FILE":        file("url", databaseURL+"\n"),
-		"SECRET_KEY_BASE":          "",
-		"SECRET_KEY_BASE_FILE":     file("base", a.known("SECRET_KEY_BASE_FILE", base())+"\r\n"),
-		"SECRET_KEY_BASE_PREVIOUS": a.known("SECRET_KEY_BASE_PREVIOUS", base()),
-		"CLOAK_KEY":                a.known("CLOAK_KEY", key()),
-		"CLOAK_RETIRED_KEYS_FILE":  file("retired", a.known("first of CLOAK_RETIRED_KEYS_FILE", key())+","+a.known("second of CLOAK_RETIRED_KEYS_FILE", key())),
-		"METRICS_TOKEN":            a.plant("METRICS_TOKEN"),
-		"UPLOAD_DIR":               filepath.Join(dir, "uploads"),
-		"LOG_LEVEL":                "debug",
-		"RATE_LIMITS":              `{"unknown_caller":"off","token_generate":"off","token_create":"off","login_ip":"off","login_account":"off"}`,
-		"BCRYPT_COST":              "10",
+		"DATABASE_URL_FILE":         file("url", databaseURL+"\n"),
+		"SECRET_KEY_BASE":           "",
+		"SECRET_KEY_BASE_FILE":      file("base", a.known("SECRET_KEY_BASE_FILE", base())+"\r\n"),
+		"SECRET_KEY_BASE_PREVIOUS":  a.known("SECRET_KEY_BASE_PREVIOUS", base()),
+		"CLOAK_KEY":                 a.known("CLOAK_KEY", key()),
+		"CLOAK_RETIRED_KEYS_FILE":   file("retired", a.known("first of CLOAK_RETIRED_KEYS_FILE", key())+","+a.known("second of CLOAK_RETIRED_KEYS_FILE", key())),
+		"METRICS_TOKEN":             a.plant("METRICS_TOKEN"),
+		"UPLOAD_DIR":                filepath.Join(dir, "uploads"),
+		"LOG_LEVEL":                 "debug",
+		"RATE_LIMITS":               `{"unknown_caller":"off","token_generate":"off","token_create":"off","login_ip":"off","login_account":"off","web_page":{"backend":"redis"}}`,
+		"RATE_LIMIT_REDIS_URL_FILE": file("redis", "redis://hub:"+a.plant("password of a Redis that is not there")+"@127.0.0.1:1\n"),
+		"BCRYPT_COST":               "10",
 	})
 }
 

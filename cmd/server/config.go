@@ -25,6 +25,7 @@ import (
 	"converger/internal/cluster"
 	"converger/internal/postgres"
 	"converger/internal/ratelimit"
+	"converger/internal/ratelimit/redis"
 	"converger/internal/secrets"
 )
 
@@ -58,6 +59,7 @@ type Config struct {
 	RateLimitFull    bool // each side of a split enforces whole limits
 	RateLimits       *ratelimit.Operator
 	RateLimitMaxKeys int
+	RateLimitRedis   secrets.Text
 
 	ClusterQuery       string
 	ClusterPeers       []string
@@ -288,13 +290,20 @@ var settings = []setting{
 	{name: "RATE_LIMIT_ENABLED", def: "true", doc: "`false` switches every limit off but those that guard logins.",
 		set: boolean(func(c *Config) *bool { return &c.RateLimitEnabled })},
 	{name: "RATE_LIMIT_BACKEND",
-		doc: "Where limits are counted: `local` (each node for itself), `cluster` (every node, with reports between them) or `owner` (one node for each subject, exact, a call away). If empty, `cluster` in a cluster and `local` alone. In a cluster the limits of logins, second factors and tokens are counted by owners unless `RATE_LIMITS` says otherwise.",
+		doc: "Where limits are counted: `local` (each node for itself), `cluster` (every node, with reports between them), `owner` (one node for each subject, exact, a call away) or `redis` (at RATE_LIMIT_REDIS_URL, exact, a call away). If empty, `cluster` in a cluster and `local` alone. In a cluster without `redis` the limits of logins, second factors and tokens are counted by owners unless `RATE_LIMITS` says otherwise.",
 		set: func(c *Config, v string) error {
 			var ok bool
 			if c.RateLimitBackend, ok = ratelimit.ParseBackend(v); !ok {
-				return fmt.Errorf("unknown backend %q: this version has local, cluster and owner", v)
+				return fmt.Errorf("unknown backend %q: this version has local, cluster, owner and redis", v)
 			}
 			return nil
+		}},
+	{name: "RATE_LIMIT_REDIS_URL", secret: true,
+		doc: "Redis 7 or newer for the limits counted there, as `redis://user:password@host:6379/0`; `rediss://` for TLS, several addresses with commas, or `?cluster=true`, for a Redis Cluster. See [docs/redis.md](docs/redis.md).",
+		set: func(c *Config, v string) error {
+			c.RateLimitRedis = secrets.Text(v)
+			_, err := redis.ParseURL(v)
+			return err
 		}},
 	{name: "RATE_LIMIT_SYNC_INTERVAL_MS", def: "100", doc: "How often a node tells the others what it has admitted; near a limit it does so at once.",
 		set: duration(func(c *Config) *time.Duration { return &c.RateLimitSync }, 10*time.Millisecond, 10*time.Second)},
@@ -484,18 +493,20 @@ func loadSettings(getenv func(string) string, wanted func(name string) bool) (Co
 			}
 		}
 	}
-	if !c.Clustered() {
-		told := func(name string) bool {
-			return slices.ContainsFunc(problems, func(q Problem) bool { return q.Name == name })
+	told := func(name string) bool {
+		return slices.ContainsFunc(problems, func(q Problem) bool { return q.Name == name })
+	}
+	for _, b := range ratelimit.Buckets() {
+		name := "RATE_LIMIT_BACKEND"
+		if c.RateLimits.Backend(b) != "" {
+			name = "RATE_LIMITS"
 		}
-		for _, b := range ratelimit.Buckets() {
-			name := "RATE_LIMIT_BACKEND"
-			if c.RateLimits.Backend(b) != "" {
-				name = "RATE_LIMITS"
-			}
-			if used := c.Backend(b); used != ratelimit.BackendLocal && !told(name) {
-				add(name, "%s needs other nodes: set DNS_CLUSTER_QUERY or CLUSTER_PEERS", used)
-			}
+		switch used := c.Backend(b); {
+		case told(name):
+		case used == ratelimit.BackendRedis && c.RateLimitRedis == "" && !told("RATE_LIMIT_REDIS_URL") && wanted("RATE_LIMIT_REDIS_URL"):
+			add(name, "redis needs a Redis server: set RATE_LIMIT_REDIS_URL")
+		case (used == ratelimit.BackendCluster || used == ratelimit.BackendOwner) && !c.Clustered():
+			add(name, "%s needs other nodes: set DNS_CLUSTER_QUERY or CLUSTER_PEERS", used)
 		}
 	}
 	if len(problems) > 0 {
@@ -510,7 +521,7 @@ func (c Config) Backend(b ratelimit.Bucket) ratelimit.Backend {
 	switch {
 	case own != "":
 		return own
-	case c.Clustered() && b.Info().Exact:
+	case c.Clustered() && b.Info().Exact && c.RateLimitBackend != ratelimit.BackendRedis: // which is as exact
 		return ratelimit.BackendOwner
 	case c.RateLimitBackend != "":
 		return c.RateLimitBackend

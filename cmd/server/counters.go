@@ -2,15 +2,19 @@ package main
 
 import (
 	"context"
+	"encoding/hex"
+	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"converger/internal/auth"
 	"converger/internal/ratelimit"
 	limitcluster "converger/internal/ratelimit/cluster"
 	"converger/internal/ratelimit/local"
 	"converger/internal/ratelimit/owner"
+	"converger/internal/ratelimit/redis"
 )
 
 // counters makes what counts limits, and the clock by which they are counted: for every bucket the backend that it is
@@ -58,6 +62,22 @@ func (h *hub) counter(backend ratelimit.Backend, clock ratelimit.Clock, reg prom
 			h.node.Handle(owner.Topic, h.owned.Handler())
 		}
 		return h.owned, err
+	case ratelimit.BackendRedis:
+		target, err := redis.ParseURL(h.cfg.RateLimitRedis.Reveal())
+		if err != nil {
+			return nil, fmt.Errorf("RATE_LIMIT_REDIS_URL %w", err)
+		}
+		key, err := auth.DeriveKey([]byte(h.cfg.SecretKeyBase.Reveal()), "rate limit installation")
+		if err != nil {
+			return nil, err
+		}
+		c := redis.Config{Target: target, Installation: hex.EncodeToString(key[:8]), MaxKeys: h.cfg.RateLimitMaxKeys, Clock: clock,
+			Registerer: reg, Logger: h.log}
+		if h.node != nil {
+			c.Nodes = func() int { return h.node.View().Alive }
+		}
+		h.remote, err = redis.New(c)
+		return h.remote, err
 	}
 	return local.New(local.Config{
 		MaxKeys: h.cfg.RateLimitMaxKeys, Clock: clock,
@@ -66,6 +86,9 @@ func (h *hub) counter(backend ratelimit.Backend, clock ratelimit.Clock, reg prom
 
 // countersPatience is how long a start waits for the counts of the others.
 const countersPatience = 5 * time.Second
+
+// redisPatience is how long it waits for Redis: an outage of it must not become one of starts.
+const redisPatience = 2 * time.Second
 
 // startCounters has what the other nodes have counted brought here, so that a start does not loosen a limit, and
 // starts the exchange with them.
@@ -84,6 +107,15 @@ func (h *hub) startCounters(ctx context.Context, life *lifetimes) {
 	if h.owned != nil {
 		ask(h.owned.Sync)
 		life.start("rate limit owners", h.owned.Run)
+	}
+	if h.remote != nil {
+		joining, cancel := context.WithTimeout(ctx, redisPatience)
+		if err := h.remote.Join(joining); err != nil && ctx.Err() == nil {
+			h.log.Warn("Redis can't be asked: until it can this node does not know of others that share its limits (RATE_LIMIT_REDIS_URL)",
+				slog.Any("error", err))
+		}
+		cancel()
+		life.start("rate limits at Redis", h.remote.Run)
 	}
 	if h.node != nil {
 		h.node.Open()

@@ -33,6 +33,7 @@ import (
 	"converger/internal/ratelimit"
 	limitcluster "converger/internal/ratelimit/cluster"
 	"converger/internal/ratelimit/owner"
+	"converger/internal/ratelimit/redis"
 	"converger/internal/secrets"
 	"converger/internal/tenants"
 	"converger/migrations"
@@ -51,6 +52,7 @@ type hub struct {
 
 	shared *limitcluster.Store // nil unless limits are counted so
 	owned  *owner.Store        // likewise
+	remote *redis.Store        // likewise
 
 	tenants    *tenants.Store
 	channels   *channel.Store
@@ -261,6 +263,11 @@ func (h *hub) close() {
 	if h.beats != nil {
 		h.beats.Close()
 	}
+	if h.remote != nil {
+		if err := h.remote.Close(); err != nil {
+			h.log.Warn("the connections to Redis are not closed in order", slog.Any("error", err))
+		}
+	}
 }
 
 // checks are what readiness asks, beside draining.
@@ -302,6 +309,10 @@ func (h *hub) checks() []apphttp.Check {
 			}
 			return nil
 		}},
+	}
+	if h.remote != nil {
+		checks = append(checks,
+			apphttp.Check{Name: "redis", Degrades: true, Run: func(context.Context) error { return h.remote.Degraded() }})
 	}
 	if h.node != nil {
 		checks = append(checks,

@@ -15,6 +15,7 @@ const (
 	BackendLocal   Backend = "local"   // this node's memory
 	BackendCluster Backend = "cluster" // every node's memory, with reports between them
 	BackendOwner   Backend = "owner"   // the memory of one node for each key
+	BackendRedis   Backend = "redis"   // a Redis server
 )
 
 // ParseBackend reads the name of a backend.
@@ -23,7 +24,7 @@ func ParseBackend(name string) (Backend, bool) {
 	return b, slices.Contains(backends, b)
 }
 
-var backends = []Backend{BackendLocal, BackendCluster, BackendOwner}
+var backends = []Backend{BackendLocal, BackendCluster, BackendOwner, BackendRedis}
 
 // Router is a Store in which each bucket has a store of its own choice.
 type Router struct {

@@ -112,7 +112,7 @@ func TestOperatorChoosesBackends(t *testing.T) {
 	if p, _ := o.Policy(ratelimit.LoginIP); p == nil || p.Rule() != ratelimit.LoginIP.Info().Default {
 		t.Errorf("a backend alone changed the limit: %+v", p)
 	}
-	for _, bad := range []string{`{"inbound":{"limit":7,"scale_ms":1000,"backend":"redis"}}`, `{"inbound":{"backend":1}}`, `{"inbound":{"mode":"count","backend":"owner"}}`} {
+	for _, bad := range []string{`{"inbound":{"limit":7,"scale_ms":1000,"backend":"memcached"}}`, `{"inbound":{"backend":1}}`, `{"inbound":{"mode":"count","backend":"owner"}}`} {
 		if _, err := ratelimit.ParseOperator([]byte(bad)); err == nil {
 			t.Errorf("%s: accepted", bad)
 		}
