@@ -50,6 +50,8 @@ var mayImport = []struct {
 	{"internal/simulate", []string{"internal/signature"}, "simulators speak HTTP, as strangers do"},
 	{"internal/loadtest/...", []string{"internal/devpg", "internal/postgres", "internal/jobs", "migrations", "internal/loadtest/..."}, "load drivers speak HTTP; pathbench measures beside Postgres and River"},
 	{"internal/loadtest/messages", []string{"internal/loadtest/...", "internal/signature", "internal/simulate"}, "it signs webhooks as providers do, and stays on this machine by the simulators' guard; the hub it knows by HTTP only"},
+	{"internal/loadtest/accuracy", []string{"internal/loadtest/...", "internal/devpg", "internal/postgres", "migrations", "internal/cluster", "internal/ratelimit", "internal/ratelimit/cluster"},
+		"it is a cluster in one process, to measure how exactly its nodes keep a limit"},
 	{"internal/loadtest/limits", []string{"internal/loadtest/...", "internal/simulate"}, "it stays on this machine by the simulators' guard; the cluster it knows by HTTP only"},
 	{"migrations", []string{"internal/postgres"}, "SQL and its runner"},
 	{"migrations/pgtest/...", []string{"migrations/...", "internal/devpg", "internal/postgres"}, "databases for tests"},

@@ -45,7 +45,7 @@ type Process struct {
 
 // NewProcess prepares the program; the database must be there. Its log goes to dir/hub.log, uploads to dir/uploads.
 func NewProcess(ctx context.Context, program, database, dir string) (*Process, error) {
-	addrs, err := freeAddresses(ctx, 1, false)
+	addrs, err := FreeAddresses(ctx, 1, false)
 	if err != nil {
 		return nil, err
 	}
@@ -55,11 +55,11 @@ func NewProcess(ctx context.Context, program, database, dir string) (*Process, e
 // NewNodes prepares the program n times, as the nodes of one cluster on loopback. settings are further variables of each,
 // NAME=value. The logs go to dir/node1.log and so on.
 func NewNodes(ctx context.Context, program, database, dir string, n int, settings ...string) ([]*Process, error) {
-	addrs, err := freeAddresses(ctx, n, false)
+	addrs, err := FreeAddresses(ctx, n, false)
 	if err != nil {
 		return nil, err
 	}
-	members, err := freeAddresses(ctx, n, true)
+	members, err := FreeAddresses(ctx, n, true)
 	if err != nil {
 		return nil, err
 	}
@@ -74,9 +74,9 @@ func NewNodes(ctx context.Context, program, database, dir string, n int, setting
 	return nodes, nil
 }
 
-// freeAddresses finds ports of loopback that are free for TCP, and for UDP too if both are needed. All are held until the
+// FreeAddresses finds n ports of loopback, as host:port, that are free for TCP, and for UDP too if both are needed. All are held until the
 // last is found, so that they differ; then somebody else might take one.
-func freeAddresses(ctx context.Context, n int, both bool) (all []string, err error) {
+func FreeAddresses(ctx context.Context, n int, both bool) (all []string, err error) {
 	var lc net.ListenConfig
 	var held []io.Closer
 	defer func() {
