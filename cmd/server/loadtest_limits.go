@@ -77,7 +77,7 @@ func (c loadtestLimitsCmd) Run(e *env) (err error) {
 		defer func() { err = errors.Join(err, s.stop()) }()
 		o.Started = true
 		for _, h := range s.hubs {
-			o.Nodes = append(o.Nodes, &h.Client)
+			o.Nodes, o.PIDs = append(o.Nodes, &h.Client), append(o.PIDs, h.PID())
 		}
 	default:
 		if err := c.find(e, &o); err != nil {
@@ -104,7 +104,7 @@ func (c loadtestLimitsCmd) find(e *env, o *limits.Options) error {
 			return err
 		}
 		for _, n := range d.Nodes {
-			nodes = append(nodes, n.BaseURL)
+			nodes, o.PIDs = append(nodes, n.BaseURL), append(o.PIDs, n.PID)
 		}
 	}
 	if len(nodes) == 0 {

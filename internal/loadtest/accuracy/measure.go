@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"sync"
 	"time"
 
 	"converger/internal/loadtest/hub"
 	"converger/internal/loadtest/limits"
+	"converger/internal/loadtest/procstat"
 	"converger/internal/ratelimit"
 )
 
@@ -121,12 +123,20 @@ func (b *bench) once(ctx context.Context, r row) ([]result, error) {
 		during = func(began time.Time) error { return r.trouble(ctx, w, began) }
 	}
 	w.mark()
+	watching, watched := context.WithCancel(ctx)
+	defer watched()
+	var watcher sync.WaitGroup
+	waits := procstat.NewWaits(os.Getpid())
+	watcher.Go(func() { _ = waits.Run(watching) }) // it has no errors
 	first, err := w.offer(ctx, floods, r.load, r.factor, r.count(), during)
 	if err != nil {
 		return nil, err
 	}
 	from := first + int64(r.first())
+	watched()
+	watcher.Wait()
 	t := w.traffic(float64(r.count()), from*1e9)
+	t.delay.Wait = float64(waits.Longest().Microseconds()) / 1000
 	var all []result
 	for _, f := range floods {
 		all = append(all, result{row: r, rule: f.rule, traffic: t, figures: f.tally.Figures(int64(f.rule.Limit), from, first+int64(r.count()))})
@@ -145,13 +155,14 @@ func (b *bench) overHTTP(ctx context.Context, r row) ([]result, error) {
 		}
 	}
 	var nodes []*hub.Client
+	var pids []int
 	for _, h := range b.hubs {
-		nodes = append(nodes, &h.Client)
+		nodes, pids = append(nodes, &h.Client), append(pids, h.PID())
 	}
 	var all []result
 	for _, rule := range r.rules {
 		report, err := limits.Run(ctx, limits.Options{
-			Nodes: nodes, Limit: rule.Limit, Scale: rule.Scale, Algorithm: limits.FixedWindow, Load: r.load, Factor: r.factor,
+			Nodes: nodes, PIDs: pids, Limit: rule.Limit, Scale: rule.Scale, Algorithm: limits.FixedWindow, Load: r.load, Factor: r.factor,
 			Duration: time.Duration(r.count()) * rule.Scale, Callers: 8, Timeout: 10 * time.Second, Started: true, Progress: io.Discard, Every: time.Minute,
 		})
 		switch {

@@ -13,7 +13,7 @@ import (
 	"converger/internal/ratelimit"
 )
 
-var columns = []string{"load", "nodes", "limit", "promised, mean / worst", "overshoot, mean / worst window", "refused within", "unused", "sent by a node", "report delay p99 / max", ""}
+var columns = []string{"load", "nodes", "limit", "promised, mean / worst", "overshoot, mean / worst window", "refused within", "unused", "sent by a node", "report delay p99 / max, wait", ""}
 
 // cells are a line of the table.
 func (r result) cells() []string {
@@ -46,7 +46,7 @@ func (r result) cells() []string {
 		c = append(c, pc(r.figures.Over)+" / "+pc(r.figures.OverWorst), pc(r.figures.RefusedWithin), pc(r.figures.Unused))
 	}
 	c = append(c, fmt.Sprintf("%.0f/s, %.1f kB/s", r.traffic.messages, r.traffic.bytes/1000),
-		fmt.Sprintf("%.2f / %.1f ms", r.traffic.delay.P99, r.traffic.delay.Max))
+		fmt.Sprintf("%.2f / %.1f, %.0f ms", r.traffic.delay.P99, r.traffic.delay.Max, r.traffic.delay.Wait))
 	switch {
 	case r.busy != "":
 		c = append(c, "not judged")

@@ -98,6 +98,9 @@ type Delay struct {
 	P50      float64 `json:"p50_ms"`
 	P99      float64 `json:"p99_ms"`
 	Max      float64 `json:"max_ms"`
+	// Wait is the longest that a thread of a node waited for a processor: a report may wait there before it is sent. 0 if
+	// that is not known.
+	Wait float64 `json:"longest_wait_ms"`
 }
 
 // The delays up to which a machine is fit to be judged on. Messages cross loopback in a tenth of a millisecond: what takes
@@ -114,6 +117,8 @@ func (d Delay) Busy() string {
 		return fmt.Sprintf("the machine was too busy: reports between nodes took %.3g ms in the 99th percentile, and %.3g ms is the most to judge by", d.P99, fitP99)
 	case d.Max > fitMax:
 		return fmt.Sprintf("the machine was too busy: a report between nodes took %.3g ms, and %.3g ms is the most to judge by", d.Max, fitMax)
+	case d.Wait > fitMax:
+		return fmt.Sprintf("the machine was too busy: a node waited %.3g ms for a processor, and %.3g ms is the most to judge by", d.Wait, fitMax)
 	}
 	return ""
 }

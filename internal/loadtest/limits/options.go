@@ -21,6 +21,8 @@ type Options struct {
 	Nodes []*hub.Client
 	// MetricsToken opens their /metrics; "" tries without.
 	MetricsToken string
+	// PIDs are the nodes' processes, as far as they run on this machine: how long they wait for a processor is watched.
+	PIDs []int
 
 	Limit     int64         // 1 to 1,000,000,000
 	Scale     time.Duration // of its window, whole milliseconds, a second to a minute

@@ -78,6 +78,9 @@ func (r Report) Write(w io.Writer) error {
 		line("sent by a node", "%.1f reports a second in %.1f messages, %.0f bytes", r.Reports, r.Messages, r.Bytes)
 		line("report delay", "p50 ≤ %g, p99 ≤ %g, max ≤ %g ms (%d messages)", r.Delay.P50, r.Delay.P99, r.Delay.Max, r.Delay.Messages)
 	}
+	if r.Delay.Wait > 0 {
+		line("waited for a processor", "%.3g ms, the longest of a node's threads", r.Delay.Wait)
+	}
 	line("not sent", "%d that were due while every caller was busy", r.Behind)
 	for _, what := range slices.Sorted(maps.Keys(r.Errors)) {
 		line("error", "%d × %s", r.Errors[what], what)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"converger/internal/loadtest/hub"
+	"converger/internal/loadtest/procstat"
 	"converger/internal/loadtest/wire"
 )
 
@@ -195,6 +196,10 @@ func (r *run) measure(ctx context.Context, ahead time.Duration) {
 		edge = edge.Add(r.o.Scale)
 	}
 	began := time.Now().Add(edge.Sub(theirs))
+	waits := procstat.NewWaits(r.o.PIDs...)
+	watching, watched := context.WithCancel(ctx)
+	var watcher sync.WaitGroup
+	watcher.Go(func() { _ = waits.Run(watching) }) // it has no errors
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -202,6 +207,8 @@ func (r *run) measure(ctx context.Context, ahead time.Duration) {
 	}()
 	r.follow(done, began)
 	took := time.Since(began)
+	watched()
+	watcher.Wait()
 	after, err := r.read(ctx)
 	if noMetrics == nil {
 		noMetrics = err
@@ -226,6 +233,7 @@ func (r *run) measure(ctx context.Context, ahead time.Duration) {
 		p.Reports, p.Messages, p.Bytes = (after.reports-before.reports)/per, (after.batches-before.batches)/per, (after.bytes-before.bytes)/per
 		p.Delay = after.delay(before)
 	}
+	p.Delay.Wait = float64(waits.Longest().Microseconds()) / 1000
 	p.judge(Promised(r.o.Algorithm, r.o.Limit, r.o.Scale, r.o.Load, r.o.Factor, len(r.o.Nodes)))
 }
 

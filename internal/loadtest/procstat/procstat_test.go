@@ -1,8 +1,10 @@
 package procstat
 
 import (
+	"context"
 	"os"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 )
@@ -33,5 +35,42 @@ func TestReadKnowsThisProcess(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("busy for 5 s, and found %+v, %v (%d)", s, ok, x)
 		}
+	}
+}
+
+func TestParseWait(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]int64{"1519176 4202266 3\n": 4202266, "0 0 0\n": 0} {
+		if got, ok := parseWait([]byte(text)); !ok || got != want {
+			t.Errorf("%q: %d, %v", text, got, ok)
+		}
+	}
+	for _, text := range []string{"", "1 2\n", "1 x 3\n"} {
+		if got, ok := parseWait([]byte(text)); ok {
+			t.Errorf("%q: %d", text, got)
+		}
+	}
+}
+
+// More threads that work than processors have to wait.
+func TestWaits(t *testing.T) {
+	t.Parallel()
+	if b, err := os.ReadFile("/proc/self/schedstat"); err != nil || len(b) < 6 {
+		t.Skipf("this system does not tell: %v", err)
+	}
+	w := NewWaits(os.Getpid())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var all sync.WaitGroup
+	all.Go(func() { _ = w.Run(ctx) })
+	for deadline := time.Now().Add(30 * time.Second); w.Longest() == 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("no wait was seen in 30 s")
+		}
+	}
+	cancel()
+	all.Wait()
+	if w.Reset(); w.Longest() != 0 {
+		t.Error("the longest is not forgotten")
 	}
 }
