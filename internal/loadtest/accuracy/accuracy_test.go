@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"converger/internal/loadtest/hub"
 	"converger/internal/loadtest/limits"
 	"converger/migrations/pgtest"
 )
@@ -62,6 +64,53 @@ func TestThreeNodes(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The troubles of the table are what nodes take them for: a cut is a split, and heals; who is killed is dead, and another
+// one takes its place.
+func TestTroubles(t *testing.T) {
+	t.Parallel()
+	w, err := newWorld(t.Context(), pgtest.New(t), 3, conditions{cuts: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	sees := func(what string, want ...[2]int) { // visible and alive, by place
+		t.Helper()
+		var got [][2]int
+		err := hub.Until(t.Context(), patience, func() (bool, error) {
+			got = nil
+			for i := range want {
+				v := w.places[i].Load().View()
+				got = append(got, [2]int{v.Visible, v.Alive})
+			}
+			return cmp.Equal(want, got), nil
+		})
+		if err != nil {
+			t.Fatalf("%s: visible and alive are %v, want %v", what, got, want)
+		}
+	}
+	sees("at first", [2]int{3, 3}, [2]int{3, 3}, [2]int{3, 3})
+	if err := split(t.Context(), w, time.Now().Add(-time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	sees("split", [2]int{2, 3}, [2]int{2, 3}, [2]int{1, 3})
+	w.roads.set(nil)
+	sees("healed", [2]int{3, 3}, [2]int{3, 3}, [2]int{3, 3})
+	w.kill(2)
+	sees("after a death", [2]int{2, 2}, [2]int{2, 2})
+	n, err := w.launch(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.admit(t.Context(), n, 2, 3); err != nil {
+		t.Fatal(err)
+	}
+	sees("with another one in its place", [2]int{3, 3}, [2]int{3, 3}, [2]int{3, 3})
 }
 
 type testWriter struct{ t *testing.T }
@@ -158,10 +207,13 @@ func TestTable(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
 	for _, r := range table() {
-		if seen[r.key()] {
-			t.Errorf("two rows are %q", r.key())
+		for _, rule := range r.rules {
+			key := fmt.Sprint(r.key(), rule.Limit, rule.Burst)
+			if seen[key] {
+				t.Errorf("two lines are %q", key)
+			}
+			seen[key] = true
 		}
-		seen[r.key()] = true
 		if r.first() >= r.count() || len(r.rules) == 0 {
 			t.Errorf("%s looks at nothing: %d of %d", r.key(), r.first(), r.count())
 		}

@@ -4,7 +4,7 @@
 // It runs real nodes in one process: each with its own gossip, connections and counters of the `cluster` backend, on ports
 // of loopback and over a private Postgres, as bin/server wires them. Callers ask a node's counters directly: that costs a
 // tenth of HTTP, so that 20 nodes and a hundred times a limit fit into a small machine, and what is measured is the limiter.
-// Limits of 100 and of 1,000 a second are flooded at the same time. The rows over HTTP start bin/server three times and use
+// On three nodes limits of 100 and of 1,000 a second are flooded at the same time. The rows over HTTP start bin/server three times and use
 // package limits, as `server loadtest limits` does.
 //
 // Troubles are made where the nodes can't tell them from real ones: connections that delay what they carry or stop carrying

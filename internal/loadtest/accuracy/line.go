@@ -98,7 +98,7 @@ func newLine(conn net.Conn, r *roads, a, b int) *line {
 		return conn.Close()
 	})
 	go func() { // ends with the line
-		defer l.Close()
+		defer func() { _ = l.Close() }()
 		for {
 			select {
 			case p := <-l.out:

@@ -139,7 +139,7 @@ func (b *bench) once(ctx context.Context, r row) ([]result, error) {
 	t.delay.Wait = float64(waits.Longest().Microseconds()) / 1000
 	var all []result
 	for _, f := range floods {
-		all = append(all, result{row: r, rule: f.rule, traffic: t, figures: f.tally.Figures(int64(f.rule.Limit), from, first+int64(r.count()))})
+		all = append(all, result{row: r, rule: f.rule, traffic: t, figures: f.tally.Figures(f.rule.Limit, from, first+int64(r.count()))})
 	}
 	return all, nil
 }

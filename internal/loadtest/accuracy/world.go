@@ -163,7 +163,7 @@ func (n *node) live(ctx context.Context) error {
 		<-n.Settled()
 		_ = n.counts.Run(ctx) // it has no errors
 	})
-	err := n.Node.Run(talking)
+	err := n.Run(talking)
 	counting.Wait()
 	return err
 }
@@ -178,8 +178,14 @@ func (c counted) Broadcast(t cluster.Topic, body []byte) int {
 	return c.Node.Broadcast(t, body)
 }
 
-// admit waits until a node sees so many, itself included, and has their counts; then place i is its.
+// admit waits until a node has settled, sees so many, itself included, and has their counts, as the program does before it
+// takes requests; then place i is its.
 func (w *world) admit(ctx context.Context, n *node, i, see int) error {
+	select {
+	case <-n.Settled():
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	err := hub.Until(ctx, patience, func() (bool, error) {
 		connected := 1
 		for _, p := range n.View().Peers {

@@ -38,16 +38,24 @@ func TestReadKnowsThisProcess(t *testing.T) {
 	}
 }
 
-func TestParseWait(t *testing.T) {
+func TestLongestWait(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]int64{"1519176 4202266 3\n": 4202266, "0 0 0\n": 0} {
-		if got, ok := parseWait([]byte(text)); !ok || got != want {
-			t.Errorf("%q: %d, %v", text, got, ok)
+	before, ok := parseWaited([]byte("1519176 4000000 3\n"))
+	if !ok || before != (waited{4_000_000, 3}) {
+		t.Fatalf("read %+v, %v", before, ok)
+	}
+	for text, want := range map[string]int64{
+		"2 4000000 3": 0, "2 29000000 4": 25_000_000, "2 29000000 9": 20_000_000, // one of 25 ms, and with five short ones
+		"2 10000000 43": 150_000, "2 14000000 8": 6_000_000, "2 24000000 7": 17_000_000,
+	} {
+		now, ok := parseWaited([]byte(text))
+		if got := now.longestSince(before); !ok || got != want {
+			t.Errorf("%q: %d, want %d", text, got, want)
 		}
 	}
-	for _, text := range []string{"", "1 2\n", "1 x 3\n"} {
-		if got, ok := parseWait([]byte(text)); ok {
-			t.Errorf("%q: %d", text, got)
+	for _, text := range []string{"", "1 2", "1 x 3", "1 2 x"} {
+		if got, ok := parseWaited([]byte(text)); ok {
+			t.Errorf("%q: %+v", text, got)
 		}
 	}
 }
