@@ -12,8 +12,8 @@ import (
 	"converger/migrations/pgtest"
 )
 
-// Three processes that the command starts are flooded and measured. How exact they are is judged only if the machine was
-// fit for it, which is the command's own rule; `make accuracy` is for that.
+// Three processes that the command starts are flooded and measured. How exact they are is the business of `make accuracy`:
+// here only that nodes which were fit, if slowed by the race detector, are not as bad as nodes that don't hear each other.
 func TestLoadtestLimitsStartsNodes(t *testing.T) {
 	t.Parallel()
 	found, err := devpg.Find(os.Getenv("PG_BIN"), vendored)
@@ -32,7 +32,7 @@ func TestLoadtestLimitsStartsNodes(t *testing.T) {
 		t.Fatalf("%v; %v:\n%s%s", p.err, err, p.out, p.log)
 	}
 	t.Logf("%s; %+v; delay %+v", r.Verdict, r.Figures, r.Delay)
-	if r.Kept != nil && !*r.Kept || r.Kept == nil && p.err != nil {
+	if kept := r.Kept == nil || *r.Kept; kept != (p.err == nil) || !kept && r.Over > 0.1 {
 		t.Errorf("%v: %s", p.err, r.Verdict)
 	}
 	if r.Windows != 4 || r.Admitted == 0 || r.Refused == 0 || len(r.Errors) > 0 || r.NoMetrics != "" || r.Messages == 0 || r.Bytes == 0 || r.Delay.Messages == 0 {

@@ -150,6 +150,11 @@ func newLine(conn net.Conn, r *roads, a, b int) *line {
 // Write implements [net.Conn].
 func (l *line) Write(b []byte) (int, error) {
 	select {
+	case <-l.done: // also while there is room for more
+		return 0, net.ErrClosed
+	default:
+	}
+	select {
 	case l.out <- parcel{append([]byte(nil), b...), time.Now()}:
 		return len(b), nil
 	case <-l.done:

@@ -271,7 +271,10 @@ const step = time.Millisecond // between two looks at what is due
 
 // ask asks the node of place i what is due.
 func (w *world) ask(ctx context.Context, i int, floods []*flood, tallies []limits.Tally, l limits.Load, factor float64, windows int, began time.Time) {
-	random := mathrand.New(mathrand.NewPCG(mathrand.Uint64(), uint64(i)))
+	arrivals := make([]*limits.Arrivals, len(floods))
+	for j := range floods {
+		arrivals[j] = limits.NewArrivals(l, mathrand.New(mathrand.NewPCG(mathrand.Uint64(), uint64(i))))
+	}
 	tick := time.NewTicker(step)
 	defer tick.Stop()
 	for last := 0.0; last < float64(windows); {
@@ -286,7 +289,7 @@ func (w *world) ask(ctx context.Context, i int, floods []*flood, tallies []limit
 		}
 		n := w.places[i].Load()
 		for j, f := range floods {
-			due := limits.Arrivals(random, float64(f.rule.Limit)*l.Due(i, len(w.places), last, now, factor))
+			due := arrivals[j].Next(float64(f.rule.Limit) * l.Due(i, len(w.places), last, now, factor))
 			if n == nil { // it is dead, and its callers with it
 				continue
 			}

@@ -70,14 +70,14 @@ func TestLoadsOfferWhatTheySay(t *testing.T) {
 	}
 }
 
-func TestArrivalsHaveTheirMean(t *testing.T) {
+func TestArrivals(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(3, 4))
 	for _, mean := range []float64{0, -1, 0.1, 3, 29, 31, 400} {
 		const draws = 20000
-		sum, squares := 0.0, 0.0
+		a, sum, squares := NewArrivals(Even, random), 0.0, 0.0
 		for range draws {
-			k := float64(Arrivals(random, mean))
+			k := float64(a.Next(mean))
 			sum += k
 			squares += k * k
 		}
@@ -88,6 +88,21 @@ func TestArrivalsHaveTheirMean(t *testing.T) {
 		}
 		if v := squares/draws - m*m; mean > 0 && math.Abs(v/mean-1) > 0.1 {
 			t.Errorf("mean %g: variance %g", mean, v)
+		}
+	}
+	// A load that is to stay within the limit does so in every spike, however time is cut.
+	for _, limit := range []float64{100, 1000} {
+		a := NewArrivals(Spike, random)
+		for spike := range 50 {
+			from, n := 3.9*float64(spike), 0
+			for at := from; at < from+3.9; {
+				next := min(from+3.9, at+random.Float64()/500)
+				n += a.Next(limit * Spike.Due(0, 3, at, next, 0.9))
+				at = next
+			}
+			if n != int(0.9*limit) {
+				t.Fatalf("spike %d has %d requests, want %g", spike, n, 0.9*limit)
+			}
 		}
 	}
 }

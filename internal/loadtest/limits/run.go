@@ -265,7 +265,7 @@ func (r *run) load(ctx context.Context, began time.Time) {
 
 // send queues what is due at node i.
 func (r *run) send(ctx context.Context, i int, began time.Time, queue chan<- struct{}) {
-	random := mathrand.New(mathrand.NewPCG(mathrand.Uint64(), uint64(i)))
+	arrivals := NewArrivals(r.o.Load, mathrand.New(mathrand.NewPCG(mathrand.Uint64(), uint64(i))))
 	tick := time.NewTicker(step)
 	defer tick.Stop()
 	for last := 0.0; ; {
@@ -278,7 +278,7 @@ func (r *run) send(ctx context.Context, i int, began time.Time, queue chan<- str
 		if now <= 0 {
 			continue
 		}
-		due := Arrivals(random, float64(r.o.Limit)*r.o.Load.Due(i, len(r.targets), last, now, r.o.Factor))
+		due := arrivals.Next(float64(r.o.Limit) * r.o.Load.Due(i, len(r.targets), last, now, r.o.Factor))
 		last = now
 		for k := range due {
 			select {

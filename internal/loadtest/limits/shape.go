@@ -101,9 +101,32 @@ func (l Load) Windows() int {
 	return 12
 }
 
-// Arrivals draws how many requests arrive where mean are expected, as of many callers that know nothing of each other
-// (Poisson; above 30 by its normal approximation). One goroutine uses r.
-func Arrivals(r *rand.Rand, mean float64) int {
+// Arrivals turns what is due into requests. One goroutine uses it.
+type Arrivals struct {
+	random *rand.Rand
+	exact  bool
+	rest   float64 // of a request, that was due and has not arrived
+}
+
+// NewArrivals makes the arrivals of a load at one place. They come as from many callers that know nothing of each other
+// (Poisson), but where a load is to stay below the limit: there as many come as are due.
+func NewArrivals(l Load, r *rand.Rand) *Arrivals {
+	return &Arrivals{random: r, exact: l == Sticky || l == Spike}
+}
+
+// Next is how many arrive where so many are due.
+func (a *Arrivals) Next(due float64) int {
+	if a.exact {
+		a.rest += due
+		n := math.Floor(a.rest + 1e-9) // the sum of many parts of one is hardly ever whole
+		a.rest -= n
+		return int(n)
+	}
+	return poisson(a.random, due)
+}
+
+// poisson draws from a Poisson distribution, above a mean of 30 from its normal approximation.
+func poisson(r *rand.Rand, mean float64) int {
 	if mean <= 0 {
 		return 0
 	}
