@@ -43,7 +43,7 @@ type Report struct {
 	WhatRemains string `json:"what_remains"`
 }
 
-// String is the limit and the load in words.
+// subject is the limit and the load in words.
 func (r Report) subject() string {
 	what := fmt.Sprintf("%d per %g s, %s", r.Limit, float64(r.ScaleMs)/1000, r.Algorithm)
 	if r.Burst > 0 {
