@@ -241,7 +241,7 @@ func TestJudgeAndWrite(t *testing.T) {
 		result
 		want string
 	}{
-		{of(even, 0.004, fit), "kept"}, {of(even, 0.2, fit), "NOT KEPT"}, {of(even, 0.2, busy), "not judged"},
+		{of(even, 0.004, fit), "kept"}, {of(even, 0.2, fit), "NOT KEPT"}, {of(even, 0.2, busy), "not judged"}, {of(even, 0.004, busy), "not judged; within"},
 		{of(plain, 0.4, fit), "kept"}, {of(plain, 0.4, busy), "kept"}, {of(plain, 0.01, fit), "NOT KEPT"},
 	} {
 		cells := c.cells()

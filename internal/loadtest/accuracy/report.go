@@ -48,6 +48,8 @@ func (r result) cells() []string {
 	c = append(c, fmt.Sprintf("%.0f/s, %.1f kB/s", r.traffic.messages, r.traffic.bytes/1000),
 		fmt.Sprintf("%.2f / %.1f, %.0f ms", r.traffic.delay.P99, r.traffic.delay.Max, r.traffic.delay.Wait))
 	switch {
+	case r.busy != "" && len(r.promise.Broken(r.figures)) == 0:
+		c = append(c, "not judged; within")
 	case r.busy != "":
 		c = append(c, "not judged")
 	case len(r.broken) > 0:
@@ -77,7 +79,7 @@ func markdown(results []result, machine string, when time.Time) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Measured on %s by `make accuracy` on %s.", when.UTC().Format("2 January 2006"), machine)
 	if notJudged > 0 {
-		fmt.Fprintf(&b, " %d of %d rows are not judged: other programs kept the machine too busy for reports to arrive in time, so they show the machine and not the limiter.", notJudged, len(results))
+		fmt.Fprintf(&b, " %d of %d rows are not judged: the machine was too busy for reports to arrive in time, so they show the machine more than the limiter. Those that were within what is promised all the same are marked.", notJudged, len(results))
 	}
 	b.WriteString("\n\n")
 	for n, row := range rows {

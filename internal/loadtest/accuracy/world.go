@@ -275,6 +275,7 @@ func (w *world) ask(ctx context.Context, i int, floods []*flood, tallies []limit
 	for j := range floods {
 		arrivals[j] = limits.NewArrivals(l, mathrand.New(mathrand.NewPCG(mathrand.Uint64(), uint64(i))))
 	}
+	time.Sleep(mathrand.N(step)) // or all nodes would be asked at the same moment of each millisecond
 	tick := time.NewTicker(step)
 	defer tick.Stop()
 	for last := 0.0; last < float64(windows); {
