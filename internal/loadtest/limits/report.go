@@ -49,7 +49,11 @@ func (r Report) subject() string {
 	if r.Burst > 0 {
 		what += fmt.Sprintf(" with a burst of %d", r.Burst)
 	}
-	return fmt.Sprintf("%s; load %s, %g times the limit, over %d nodes", what, r.Load, r.Factor, len(r.Nodes))
+	nodes := "one node"
+	if n := len(r.Nodes); n > 1 {
+		nodes = fmt.Sprintf("%d nodes", n)
+	}
+	return fmt.Sprintf("%s; load %s, %g times the limit, over %s", what, r.Load, r.Factor, nodes)
 }
 
 // Write prints it for people.

@@ -161,6 +161,10 @@ func TestRunSaysWhatIsMissing(t *testing.T) {
 	if _, err := Run(t.Context(), o); !errors.Is(err, ErrSilent) || !strings.Contains(err.Error(), "RATE_LIMIT_TELL_TIME=true") {
 		t.Errorf("nodes that do not tell: %v", err)
 	}
+	apart := &fake{alone: true}
+	if _, err := Run(t.Context(), apart.options(t)); !errors.Is(err, ErrApart) || !apart.suspended {
+		t.Errorf("nodes that do not see each other: %v; the tenant is suspended: %v", err, apart.suspended)
+	}
 	for name, c := range map[string]struct {
 		change func(*Options)
 		want   string
