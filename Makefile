@@ -65,6 +65,10 @@ bench-limits: postgres build ## Measure limits beside other limiters, interleave
 bench-path: postgres build ## Measure the message path beside pgbench and River, interleaved, as ratios of one run
 	@$(GO) run ./internal/loadtest/pathbench $(ARGS)
 
+.PHONY: accuracy
+accuracy: postgres build ## Measure how exactly a cluster keeps limits, about ten minutes on a quiet machine, and write the table of docs/accuracy.md (ARGS="--only cold" prints some rows)
+	@$(GO) run ./internal/loadtest/accuracy $(if $(ARGS),$(ARGS),--write docs/accuracy.md)
+
 .PHONY: microbench
 microbench: postgres ## Go benchmarks with allocations (PKG=./internal/ratelimit/... BENCH=Allow)
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)

@@ -60,6 +60,7 @@ type Config struct {
 	RateLimits       *ratelimit.Operator
 	RateLimitMaxKeys int
 	RateLimitRedis   secrets.Text
+	RateLimitTell    bool // answers say when their limit was decided
 
 	ClusterQuery       string
 	ClusterPeers       []string
@@ -328,6 +329,8 @@ var settings = []setting{
 		}},
 	{name: "RATE_LIMIT_MAX_KEYS", def: "1000000", doc: "Subjects whose budgets this node keeps apart, about 64 bytes each; beyond that newcomers share budgets.",
 		set: intBetween(func(c *Config) *int { return &c.RateLimitMaxKeys }, 1000, 1<<30)},
+	{name: "RATE_LIMIT_TELL_TIME", def: "false", doc: "For `server loadtest limits`: `true` adds to limited answers when they were decided, by the clock that numbers the windows (`Converger-Decided-At`, Unix milliseconds).",
+		set: boolean(func(c *Config) *bool { return &c.RateLimitTell })},
 	{name: "DNS_CLUSTER_QUERY", doc: "A DNS name whose A and AAAA records are the nodes, with a port if it is not CLUSTER_BIND's: joins them. A headless service has to publish addresses that are not ready.",
 		set: text(func(c *Config) *string { return &c.ClusterQuery })},
 	{name: "CLUSTER_PEERS", doc: "The nodes as `host:port`, separated by commas, in place of DNS_CLUSTER_QUERY. This node may be among them.",

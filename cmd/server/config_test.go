@@ -92,7 +92,7 @@ func TestConfigReadsEverything(t *testing.T) {
 		"DRAIN_DELAY_MS": "0", "SHUTDOWN_TIMEOUT_MS": "1500", "WORKERS": "7", "API_MAX_BYTES": "65536", "INBOUND_MAX_BYTES": "65536",
 		"UPLOAD_DIR": "/srv/files", "UPLOAD_MAX_BYTES": "2048", "UPLOAD_ALLOWED_TYPES": "image/png, application/octet-stream",
 		"CLUSTER_PEERS": "hub-1:7946, hub-2:7946", "CLUSTER_SECRET": other, "CLUSTER_SECRET_PREVIOUS": testSecretKeyBase, "CLUSTER_BIND": "10.0.0.1:7000", "CLUSTER_ADVERTISE": "hub-1:7001",
-		"RATE_LIMIT_BACKEND": "owner", "RATE_LIMIT_SYNC_INTERVAL_MS": "50", "RATE_LIMIT_PARTITION": "full",
+		"RATE_LIMIT_BACKEND": "owner", "RATE_LIMIT_SYNC_INTERVAL_MS": "50", "RATE_LIMIT_PARTITION": "full", "RATE_LIMIT_TELL_TIME": "true",
 		"CLUSTER_LABEL": "production", "CLUSTER_NODE_NAME": "hub-1", "CLUSTER_TEST_CLOCK_OFFSET_MS": "-400",
 	})
 	if err != nil {
@@ -119,7 +119,7 @@ func TestConfigReadsEverything(t *testing.T) {
 		c.LogLevel != slog.LevelDebug || c.SecretKeyBase != testSecretKeyBase || c.PreviousSecretKeyBase != secrets.Text(other) || !c.WebhookAllowPrivateTargets {
 		t.Errorf("read %+v", c)
 	}
-	if c.RateLimitBackend != ratelimit.BackendOwner || c.RateLimitSync != 50*time.Millisecond || !c.RateLimitFull {
+	if c.RateLimitBackend != ratelimit.BackendOwner || c.RateLimitSync != 50*time.Millisecond || !c.RateLimitFull || !c.RateLimitTell {
 		t.Errorf("limits: read %+v", c)
 	}
 	want := cluster.Config{Label: "production", NodeName: "hub-1", Version: version, Secret: []byte(other), OtherSecret: []byte(testSecretKeyBase), Bind: "10.0.0.1:7000",

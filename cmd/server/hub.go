@@ -228,7 +228,7 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 		Checks: h.checks(), Draining: h.draining.Load,
 		Config: apphttp.Config{
 			Version: version, PublicURL: cfg.PublicURL, TrustedProxies: cfg.TrustedProxies, AdminNets: cfg.AdminNets, CORSOrigins: cfg.CORSOrigins,
-			MetricsToken: cfg.MetricsToken, MetricsNets: cfg.MetricsAllowedIPs,
+			MetricsToken: cfg.MetricsToken, MetricsNets: cfg.MetricsAllowedIPs, TellDecisionTime: cfg.RateLimitTell,
 			MaxBody: int64(cfg.APIMaxBytes), MaxInboundBody: int64(cfg.InboundMaxBytes), BodyMemory: int64(cfg.BodyMemory),
 		},
 	})

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -22,6 +23,7 @@ import (
 
 type loadtestCmd struct {
 	Messages loadtestMessagesCmd `cmd:"" help:"Load a hub with messages of many tenants over HTTP, and tell what it took."`
+	Limits   loadtestLimitsCmd   `cmd:"" help:"Flood a limit over the nodes of a cluster, and tell how exactly it was kept."`
 }
 
 // loadtestMessagesCmd runs against a hub that runs already, or starts one with a private database.
@@ -97,22 +99,45 @@ func (c loadtestMessagesCmd) find(e *env, o *messages.Options) error {
 	return nil
 }
 
-// start starts a hub and its database in a folder of their own, and gives the way to remove them.
+// start starts a hub and its database for the run, and gives the way to remove them.
 func (c loadtestMessagesCmd) start(e *env, o *messages.Options) (stop func() error, err error) {
-	var undo []func() error
-	undoAll := func() error {
-		var all error
-		for i := len(undo) - 1; i >= 0; i-- {
-			all = errors.Join(all, undo[i]())
-		}
-		return all
+	fmt.Fprintln(e.stderr, "Starting a hub with a private Postgres …")
+	s, err := startHubs(e, c.Program, func(program, database, dir string) ([]*loadhub.Process, error) {
+		p, err := loadhub.NewProcess(e.ctx, program, database, dir)
+		return []*loadhub.Process{p}, err
+	})
+	if err != nil {
+		return nil, err
 	}
+	o.Hub, o.Database, o.HubPID, o.PostgresPID = &s.hubs[0].Client, s.pool, s.hubs[0].PID(), s.postgresPID
+	return s.stop, nil
+}
+
+// startedHubs are programs that were started for a run, with their database, in a folder of their own.
+type startedHubs struct {
+	hubs        []*loadhub.Process // with an operator's token
+	pool        *pgxpool.Pool
+	postgresPID int
+	undo        []func() error
+}
+
+// stop removes everything, last made first.
+func (s *startedHubs) stop() error {
+	var all error
+	for i := len(s.undo) - 1; i >= 0; i-- {
+		all = errors.Join(all, s.undo[i]())
+	}
+	return all
+}
+
+// startHubs starts a private Postgres and what prepare makes. program is that to run; "" is this one.
+func startHubs(e *env, program string, prepare func(program, database, dir string) ([]*loadhub.Process, error)) (_ *startedHubs, err error) {
+	s := &startedHubs{}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, undoAll())
+			err = errors.Join(err, s.stop())
 		}
 	}()
-	program := c.Program
 	if program == "" {
 		if program, err = os.Executable(); err != nil {
 			return nil, err
@@ -122,36 +147,48 @@ func (c loadtestMessagesCmd) start(e *env, o *messages.Options) (stop func() err
 	if err != nil {
 		return nil, err
 	}
-	undo = append(undo, func() error { return os.RemoveAll(dir) })
-	fmt.Fprintln(e.stderr, "Starting a hub with a private Postgres …")
+	s.undo = append(s.undo, func() error { return os.RemoveAll(dir) })
 	pg, err := devpg.Start(e.ctx, devpg.Config{Dir: filepath.Join(dir, "pg"), BinDir: e.getenv("PG_BIN"), VendoredDir: filepath.Join(".cache", "pg")})
 	if err != nil {
 		return nil, err
 	}
-	undo = append(undo, func() error { return pg.Stop(context.WithoutCancel(e.ctx)) })
+	s.postgresPID = pg.PID()
+	s.undo = append(s.undo, func() error { return pg.Stop(context.WithoutCancel(e.ctx)) })
 	if _, err := migrations.Up(e.ctx, pg.URL()); err != nil {
 		return nil, err
 	}
-	pool, err := postgres.Open(e.ctx, pg.URL(), postgres.Options{MaxConns: 2, AppName: "converger loadtest"})
+	s.pool, err = postgres.Open(e.ctx, pg.URL(), postgres.Options{MaxConns: 2, AppName: "converger loadtest"})
 	if err != nil {
 		return nil, err
 	}
-	undo = append(undo, func() error { pool.Close(); return nil })
-	token, err := loadtestToken(e.ctx, pool)
+	s.undo = append(s.undo, func() error { s.pool.Close(); return nil })
+	token, err := loadtestToken(e.ctx, s.pool)
 	if err != nil {
 		return nil, err
 	}
-	process, err := loadhub.NewProcess(e.ctx, program, pg.URL(), dir)
-	if err != nil {
+	if s.hubs, err = prepare(program, pg.URL(), dir); err != nil {
 		return nil, err
 	}
-	process.Token = token
-	undo = append(undo, func() error { process.Stop(); return nil })
-	if err := process.Start(e.ctx); err != nil {
-		return nil, err
+	s.undo = append(s.undo, func() error {
+		var all sync.WaitGroup // side by side: each says goodbye to the others
+		for _, h := range s.hubs {
+			all.Go(h.Stop)
+		}
+		all.Wait()
+		return nil
+	})
+	for _, h := range s.hubs {
+		h.Token = token
+		if err := h.Launch(e.ctx); err != nil {
+			return nil, err
+		}
 	}
-	o.Hub, o.Database, o.HubPID, o.PostgresPID = &process.Client, pool, process.PID(), pg.PID()
-	return undoAll, nil
+	for _, h := range s.hubs {
+		if err := h.AwaitReady(e.ctx); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }
 
 func loadtestToken(ctx context.Context, pool *pgxpool.Pool) (string, error) {

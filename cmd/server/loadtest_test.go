@@ -83,13 +83,7 @@ func TestLoadtestStartsAHub(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The program is this test binary, which has to be told so; exec keeps the process's id.
-	program := filepath.Join(t.TempDir(), "server")
-	script := fmt.Sprintf("#!/bin/sh\n%s=1 exec %s \"$@\"\n", envProgram, shellWord(os.Args[0]))
-	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	r := loadtest(t, map[string]string{"PG_BIN": found[0].Dir}, "--start", "--program", program)
+	r := loadtest(t, map[string]string{"PG_BIN": found[0].Dir}, "--start", "--program", thisProgram(t))
 	checkReport(t, r)
 	if len(r.Tables) == 0 || !strings.Contains(r.WhatRemains, "removed") {
 		t.Errorf("%v %q", r.Tables, r.WhatRemains)
@@ -101,6 +95,17 @@ func TestLoadtestStartsAHub(t *testing.T) {
 			}
 		}
 	}
+}
+
+// thisProgram is this test binary as a program: it has to be told so, and exec keeps the process's id.
+func thisProgram(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "server")
+	script := fmt.Sprintf("#!/bin/sh\n%s=1 exec %s \"$@\"\n", envProgram, shellWord(os.Args[0]))
+	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return program
 }
 
 // A hub that does not start is an error with its own words, and nothing is left.

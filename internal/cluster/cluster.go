@@ -98,6 +98,8 @@ type Config struct {
 	// Now is the clock that is corrected, in Unix nanoseconds. It must not step. nil: the wall clock at New, and
 	// monotonic time since.
 	Now func() int64
+	// Dial opens connections to members; nil: TCP with keep-alive probes. Tests cut them, or make them slow.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Registerer receives the metrics; nil: none.
 	Registerer prometheus.Registerer
 	// Logger; nil: slog.Default.

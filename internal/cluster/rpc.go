@@ -121,10 +121,13 @@ func (n *Node) newServer() *grpc.Server {
 
 // dial makes a connection to a member; it connects at its first use. failed hears why a handshake failed.
 func (n *Node) dial(id ID, address string, failed func(net.Conn, error)) (*grpc.ClientConn, error) {
-	dialer := &net.Dialer{Timeout: connectTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}}
+	connect := n.config.Dial
+	if connect == nil {
+		connect = (&net.Dialer{Timeout: connectTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}}).DialContext
+	}
 	return grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(watched{credentials.NewTLS(n.cred.client(id)), failed}),
-		grpc.WithContextDialer(func(ctx context.Context, a string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", a) }),
+		grpc.WithContextDialer(func(ctx context.Context, a string) (net.Conn, error) { return connect(ctx, "tcp", a) }),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: openTimeout}),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(MaxMessage+frameOverhead)),
 		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize),

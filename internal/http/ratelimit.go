@@ -115,10 +115,22 @@ func (s *server) spend(c *call, b ratelimit.Bucket) error {
 	c.decision = s.Limiter.Check(c.ctx(), s.Limiter.Now(), ratelimit.Item{
 		Key: s.budget(c, b), Policy: s.Limiter.Policy(b, overridesOf(c.Tenant), nil), Cost: 1,
 	})
+	if s.TellDecisionTime {
+		c.tellTime()
+	}
 	if c.decision.Allowed {
 		return nil
 	}
 	return (*refusal)(&c.decision)
+}
+
+// tellTime says when the limit was decided, in Unix milliseconds of the clock by which this node numbers its windows: that
+// tells in which window the request was counted, which nothing else tells exactly. Load tests need it; other callers would
+// learn the hub's clock, so it is off unless the operator asks for it.
+func (c *call) tellTime() {
+	if c.decision.Limited() {
+		c.Header()["Converger-Decided-At"] = []string{strconv.FormatInt(int64(c.decision.At)/1e6, 10)}
+	}
 }
 
 // stranger answers a request whose credential nobody issued: with the problem, or, when its address has sent too many

@@ -122,6 +122,33 @@ func TestLimitHeadersOnSuccess(t *testing.T) {
 	}
 }
 
+// When a limit was decided is told to nobody, unless the operator wants a load test to know; then with refusals too.
+func TestLimitTellsItsTime(t *testing.T) {
+	t.Parallel()
+	const name = "Converger-Decided-At"
+	f := newFront(t)
+	a := f.call(t, "GET", "/api/v1/conversations/-", "", f.apiKey())
+	if a.is(t, 400, codeMalformedID); a.Header.Get("Ratelimit") == "" || a.Header.Get(name) != "" {
+		t.Errorf("told without being asked: %v", a.Header)
+	}
+	f = newFront(t, func(d *Deps) { d.TellDecisionTime = true })
+	began := time.Now().UnixMilli()
+	limitOverride(t, f, `{"limit":1,"scale_ms":60000}`, "api_read")
+	told := func(status int, c code) {
+		t.Helper()
+		a := f.call(t, "GET", "/api/v1/conversations/-", "", f.apiKey())
+		a.is(t, status, c)
+		if at, err := strconv.ParseInt(a.Header.Get(name), 10, 64); err != nil || at < began || at > time.Now().UnixMilli() {
+			t.Errorf("%d: %q is not between the request and its answer", status, a.Header.Get(name))
+		}
+	}
+	told(400, codeMalformedID)
+	told(429, codeRateLimited)
+	if a := f.call(t, "GET", "/health/live", ""); a.Header.Get(name) != "" {
+		t.Errorf("of no limit: %v", a.Header)
+	}
+}
+
 // A request that will be refused costs the database nothing, and its body is not even read.
 func TestRefusedRequestsMakeNoQuery(t *testing.T) {
 	t.Parallel()

@@ -103,6 +103,8 @@ type Config struct {
 	MetricsNets    []netip.Prefix // addresses that may read /metrics without a token; with neither it does not exist
 	AdminNets      []netip.Prefix // addresses that the pages of administration are open to
 
+	TellDecisionTime bool // limited answers say when they were decided, for load tests; see tellTime
+
 	MaxBody        int64         // bytes of a JSON body; 0: DefaultMaxBody
 	MaxInboundBody int64         // bytes of a webhook; 0: DefaultMaxInboundBody
 	BodyMemory     int64         // bytes of bodies being read or worked at one time; 0: DefaultBodyMemory

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -44,35 +45,88 @@ type Process struct {
 
 // NewProcess prepares the program; the database must be there. Its log goes to dir/hub.log, uploads to dir/uploads.
 func NewProcess(ctx context.Context, program, database, dir string) (*Process, error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	addrs, err := FreeAddresses(ctx, 1, false)
 	if err != nil {
 		return nil, err
 	}
-	addr := l.Addr().String()
-	if err := l.Close(); err != nil {
+	return newProcess(program, addrs[0], filepath.Join(dir, "hub.log"), environment(database, dir)), nil
+}
+
+// NewNodes prepares the program n times, as the nodes of one cluster on loopback. settings are further variables of each,
+// NAME=value. The logs go to dir/node1.log and so on.
+func NewNodes(ctx context.Context, program, database, dir string, n int, settings ...string) ([]*Process, error) {
+	addrs, err := FreeAddresses(ctx, n, false)
+	if err != nil {
 		return nil, err
 	}
+	members, err := FreeAddresses(ctx, n, true)
+	if err != nil {
+		return nil, err
+	}
+	env := append(environment(database, dir), "CLUSTER_PEERS="+strings.Join(members, ","),
+		"POOL_SIZE="+strconv.Itoa(min(10, max(4, 150/n-3)))) // of the 200 connections of a private Postgres, each node has a few beside its pool
+	env = append(env, settings...)
+	nodes := make([]*Process, n)
+	for i := range nodes {
+		name := "node" + strconv.Itoa(i+1)
+		nodes[i] = newProcess(program, addrs[i], filepath.Join(dir, name+".log"), slices.Concat(env, []string{"CLUSTER_BIND=" + members[i], "CLUSTER_NODE_NAME=" + name}))
+	}
+	return nodes, nil
+}
+
+// FreeAddresses finds n ports of loopback, as host:port, that are free for TCP, and for UDP too if both are needed. All are held until the
+// last is found, so that they differ; then somebody else might take one.
+func FreeAddresses(ctx context.Context, n int, both bool) (all []string, err error) {
+	var lc net.ListenConfig
+	var held []io.Closer
+	defer func() {
+		for _, h := range held {
+			err = errors.Join(err, h.Close())
+		}
+	}()
+	for range n {
+		l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		held = append(held, l)
+		if both {
+			p, err := lc.ListenPacket(ctx, "udp", l.Addr().String())
+			if err != nil {
+				return nil, err
+			}
+			held = append(held, p)
+		}
+		all = append(all, l.Addr().String())
+	}
+	return all, nil
+}
+
+// environment is what all processes on a database are told.
+func environment(database, dir string) []string {
 	// Of the machine's environment only what a process needs: settings of a real hub must not leak in.
 	keep := slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
 		return !slices.Contains([]string{"PATH", "HOME", "TMPDIR", "TZ", "GODEBUG", "GOMAXPROCS", "GOGC"}, name)
 	})
+	return append(keep,
+		"DATABASE_URL="+database,
+		"SECRET_KEY_BASE="+randomText(64),
+		"CLOAK_KEY="+randomText(32),
+		"RATE_LIMITS="+limits,
+		"WEBHOOK_ALLOW_PRIVATE_TARGETS=true",
+		"METRICS_ALLOWED_IPS=127.0.0.0/8",
+		"UPLOAD_DIR="+filepath.Join(dir, "uploads"),
+		"DRAIN_DELAY_MS=0",
+	)
+}
+
+func newProcess(program, addr, logPath string, env []string) *Process {
 	return &Process{
 		Client:  Client{Base: "http://" + addr, HTTP: &http.Client{Timeout: startPatience, Transport: &http.Transport{MaxIdleConnsPerHost: 16}}},
-		program: program, addr: addr, logPath: filepath.Join(dir, "hub.log"),
-		env: append(keep,
-			"DATABASE_URL="+database,
-			"LISTEN="+addr,
-			"PUBLIC_URL=http://"+addr,
-			"SECRET_KEY_BASE="+randomText(64),
-			"CLOAK_KEY="+randomText(32),
-			"RATE_LIMITS="+limits,
-			"WEBHOOK_ALLOW_PRIVATE_TARGETS=true",
-			"METRICS_ALLOWED_IPS=127.0.0.0/8",
-			"UPLOAD_DIR="+filepath.Join(dir, "uploads"),
-			"DRAIN_DELAY_MS=0",
-		),
-	}, nil
+		program: program, addr: addr, logPath: logPath,
+		env: append(env, "LISTEN="+addr, "PUBLIC_URL=http://"+addr),
+	}
 }
 
 func randomText(n int) string {
@@ -98,6 +152,15 @@ func (h *Process) Run(ctx context.Context, args ...string) (string, error) {
 
 // Start starts the hub and waits until it is ready.
 func (h *Process) Start(ctx context.Context) error {
+	if err := h.Launch(ctx); err != nil {
+		return err
+	}
+	return h.AwaitReady(ctx)
+}
+
+// Launch starts the hub. The nodes of a cluster are all launched before the first is waited for: one that expects others
+// and sees none is not ready for a while.
+func (h *Process) Launch(ctx context.Context) error {
 	logFile, err := os.OpenFile(h.logPath, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
@@ -106,6 +169,7 @@ func (h *Process) Start(ctx context.Context) error {
 	h.cmd = exec.CommandContext(context.WithoutCancel(ctx), h.program, "serve") // it is stopped in good order, by stop
 	h.cmd.Env, h.cmd.Stdout, h.cmd.Stderr, h.cmd.SysProcAttr = h.env, logFile, logFile, ownGroup()
 	if err := h.cmd.Start(); err != nil {
+		h.cmd = nil
 		return fmt.Errorf("start the hub: %w", err)
 	}
 	h.ended = make(chan struct{})
@@ -113,7 +177,12 @@ func (h *Process) Start(ctx context.Context) error {
 		_ = cmd.Wait() // whoever waits for ended knows why it ended, or reads the log
 		close(ended)
 	}(h.cmd, h.ended)
-	err = Until(ctx, startPatience, func() (bool, error) {
+	return nil
+}
+
+// AwaitReady waits until the hub takes requests.
+func (h *Process) AwaitReady(ctx context.Context) error {
+	err := Until(ctx, startPatience, func() (bool, error) {
 		select {
 		case <-h.ended:
 			return false, errors.New("it ended")

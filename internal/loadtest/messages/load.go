@@ -2,16 +2,11 @@ package messages
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"net"
 	"net/http"
-	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"converger/internal/loadtest/wire"
@@ -147,22 +142,13 @@ func (l *load) readErrors() map[string]int64 {
 
 // reason names a failure, by few names.
 func reason(a wire.Answer, err error) string {
-	var dns *net.DNSError
 	switch {
-	case err == nil && a.Code != "":
+	case err != nil:
+		return wire.Reason(err)
+	case a.Code != "":
 		return fmt.Sprintf("%d %s", a.Status, a.Code)
-	case err == nil:
-		return fmt.Sprint(a.Status)
-	case errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded):
-		return "no answer in time"
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return "connection refused"
-	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, net.ErrClosed):
-		return "connection closed"
-	case errors.As(err, &dns):
-		return "name not found"
 	}
-	return "connection failed: " + err.Error()
+	return fmt.Sprint(a.Status)
 }
 
 // pause waits and reports whether it waited to the end.

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http/httputil"
 	"net/url"
+	"os"
 	"strconv"
 	"sync"
 	"syscall"
@@ -102,12 +103,32 @@ func (c *Caller) Abort() {
 // ErrAborted is the error of requests after [Caller.Abort].
 var ErrAborted = errors.New("aborted")
 
+// Reason names why an exchange failed, by few names, so that many failures can be counted by them.
+func Reason(err error) string {
+	var dns *net.DNSError
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded):
+		return "no answer in time"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "connection refused"
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, net.ErrClosed):
+		return "connection closed"
+	case errors.As(err, &dns):
+		return "name not found"
+	}
+	return "connection failed: " + err.Error()
+}
+
 // Answer is what came back.
 type Answer struct {
 	Status     int
 	Code       string        // of a refusal: the member "code" of its problem, "" if it has none
 	RetryAfter time.Duration // 0 unless the answer has whole seconds
+	DecidedAt  int64         // Unix milliseconds at which a limit was decided, of a hub with RATE_LIMIT_TELL_TIME; else 0
 }
+
+// DecidedAt is the header of an answer's DecidedAt.
+const DecidedAt = "Converger-Decided-At"
 
 // Do sends a request and reads the answer to its end. head is header lines, each ended by \r\n, without Host and
 // Content-Length. ctx bounds the dialling only.
@@ -191,7 +212,7 @@ func readAnswer(in *bufio.Reader) (a Answer, closing bool, err error) {
 	if err != nil {
 		return a, false, err
 	}
-	a.RetryAfter = h.retryAfter
+	a.RetryAfter, a.DecidedAt = h.retryAfter, h.decidedAt
 	var body io.Reader
 	switch {
 	case h.chunked: // of a proxy in between
@@ -239,6 +260,7 @@ type head struct {
 	chunked    bool
 	closing    bool
 	retryAfter time.Duration
+	decidedAt  int64
 	id         string // Webhook-Id, when there is one
 }
 
@@ -268,6 +290,8 @@ func readHead(in *bufio.Reader) (head, error) {
 		case len(name) == 11 && bytes.EqualFold(name, []byte("Retry-After")):
 			seconds, _ := strconv.Atoi(string(value)) // a date is none
 			h.retryAfter = time.Duration(max(0, min(seconds, 3600))) * time.Second
+		case len(name) == len(DecidedAt) && bytes.EqualFold(name, []byte(DecidedAt)):
+			h.decidedAt, _ = strconv.ParseInt(string(value), 10, 64)
 		case len(name) == 10 && bytes.EqualFold(name, []byte("Webhook-Id")):
 			h.id = string(value)
 		}

@@ -49,6 +49,7 @@ func TestCallerPostsWhatNetHTTPReads(t *testing.T) {
 			fmt.Fprint(w, `{"data":{}}`)
 		case 2:
 			w.Header().Set("Retry-After", "7")
+			w.Header().Set("Converger-Decided-At", "1764504000123")
 			w.WriteHeader(http.StatusTooManyRequests)
 			fmt.Fprint(w, `{"type":"about:blank","code": "rate_limited","detail":"slow down"}`)
 		case 3:
@@ -67,7 +68,7 @@ func TestCallerPostsWhatNetHTTPReads(t *testing.T) {
 	}))
 	t.Cleanup(hub.Close)
 	c := newCaller(t, hub.URL+"/base/")
-	for i, want := range []Answer{{Status: 201}, {Status: 429, Code: "rate_limited", RetryAfter: 7 * time.Second}, {Status: 201}, {Status: 200}, {Status: 204}, {Status: 200}} {
+	for i, want := range []Answer{{Status: 201}, {Status: 429, Code: "rate_limited", RetryAfter: 7 * time.Second, DecidedAt: 1764504000123}, {Status: 201}, {Status: 200}, {Status: 204}, {Status: 200}} {
 		a, err := c.Do(t.Context(), "POST", "/x", fmt.Sprintf("X-Api-Key: cvg_live_x\r\nIdempotency-Key: \"k%d\"\r\n", i), []byte(`{"text":"hi"}`))
 		if err != nil || a != want {
 			t.Fatalf("post %d: %+v, %v; want %+v", i, a, err, want)
