@@ -71,6 +71,7 @@ func NewProcess(ctx context.Context, program, database, dir string) (*Process, e
 			"METRICS_ALLOWED_IPS=127.0.0.0/8",
 			"UPLOAD_DIR="+filepath.Join(dir, "uploads"),
 			"DRAIN_DELAY_MS=0",
+			"CONN_LIMIT_PER_IP=10000", // the load comes from one address
 		),
 	}, nil
 }
