@@ -36,16 +36,20 @@ postgres: ## Find Postgres binaries, or fetch them (apt as root, else npm into .
 browser: ## Find Chromium and axe-core for the tests of pages, or fetch them (apt as root, npm into .cache/axe)
 	@scripts/fetch-browser
 
+.PHONY: promtool
+promtool: ## Find promtool for the tests of the alert rules, or fetch it (apt as root, into .cache/promtool)
+	@scripts/fetch-promtool
+
 .PHONY: test
-test: postgres browser ## Run every test with the race detector, on a private Postgres (PKG=./internal/activity to narrow)
+test: postgres browser promtool ## Run every test with the race detector, on a private Postgres (PKG=./internal/activity to narrow)
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -race -timeout 20m $(PKG)
 
 .PHONY: e2e
-e2e: postgres browser ## Only the tests of the whole program: newcomer's path, stops, kills, outages, pages in a real browser
+e2e: postgres browser promtool ## Only the tests of the whole program: newcomer's path, stops, kills, outages, pages in a real browser
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -race -timeout 20m ./cmd/server
 
 .PHONY: cover
-cover: postgres browser ## Test coverage into cover.out, with the total
+cover: postgres browser promtool ## Test coverage into cover.out, with the total
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -timeout 20m -coverpkg=./... -coverprofile=cover.out $(PKG)
 	@$(GO) tool cover -func=cover.out | tail -n 1
 
