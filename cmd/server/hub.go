@@ -146,7 +146,12 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "converger_build_info", Help: "1, with the version of the program.", ConstLabels: prometheus.Labels{"version": version}})
 	build.Set(1)
-	reg.MustRegister(build)
+	limiting := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "converger_rate_limit_enabled", Help: "0 if RATE_LIMIT_ENABLED=false: only the guards of logins are on."})
+	if cfg.RateLimitEnabled {
+		limiting.Set(1)
+	}
+	reg.MustRegister(build, limiting)
 
 	h.pool, err = postgres.Open(ctx, cfg.DatabaseURL.Reveal(), postgres.Options{MaxConns: int32(cfg.PoolSize), AppName: "converger"})
 	if err != nil {
