@@ -85,7 +85,7 @@ func TestOperatorTokens(t *testing.T) {
 	}
 	id := strings.Fields(strings.Split(list, "\n")[1])[0]
 	runOK(t, nil, "operator", "revoke", id, "--database-url", url)
-	eventually(t, 2*time.Second, "the token to be refused", func() bool {
+	eventually(t, withinASecond, "the token to be refused", func() bool {
 		a, err := ops.try(t.Context(), "GET", "/api/v1/management/tenants", "")
 		return err == nil && a.status == http.StatusUnauthorized
 	})
