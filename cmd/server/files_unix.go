@@ -14,5 +14,5 @@ func maxOpenFiles() uint64 {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &r); err != nil {
 		return math.MaxUint64
 	}
-	return uint64(r.Cur) // of another type on some systems
+	return uint64(r.Cur) //nolint:unconvert // of another type on some systems
 }
