@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
 	"maps"
 	"os"
@@ -81,6 +82,35 @@ func TestAlertRules(t *testing.T) {
 		if out, err := exec.CommandContext(t.Context(), promtool, args...).CombinedOutput(); err != nil {
 			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
 		}
+	}
+}
+
+// So are the queries of the documentation.
+func TestDocumentedQueries(t *testing.T) {
+	t.Parallel()
+	promtool := findPromtool(t)
+	b, err := os.ReadFile(operations)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type rule struct{ Record, Expr string }
+	var rules []rule
+	for _, m := range regexp.MustCompile("`([^`\n]*converger_[^`\n]*)`").FindAllStringSubmatch(string(b), -1) {
+		rules = append(rules, rule{fmt.Sprint("query_", len(rules)), m[1]})
+	}
+	if len(rules) < 20 {
+		t.Fatalf("only %d queries found", len(rules))
+	}
+	file := filepath.Join(t.TempDir(), "queries.yml")
+	text, err := yaml.Marshal(map[string]any{"groups": []any{map[string]any{"name": "queries", "rules": rules}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), promtool, "check", "rules", file).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s\n%s", err, out, text)
 	}
 }
 

@@ -53,7 +53,6 @@ type Limiter struct {
 	said   time.Time
 
 	unanswered, failures prometheus.Counter
-	failed               time.Time // when the log last told of an error of accept
 }
 
 // Snapshot is the state of a [Limiter] at one moment.

@@ -457,12 +457,13 @@ func TestRefusedInTheMiddleOfARequest(t *testing.T) {
 	await(t, "the first", func() bool { return l.Snapshot().Total == 1 })
 	body := bytes.Repeat([]byte("x"), goodbyeBytes/2)
 	for range 20 {
+		began := time.Now()
 		c := dial(t, "127.0.0.2", addr)
 		if _, err := fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: hub\r\nContent-Length: %d\r\n\r\n", len(body)); err != nil {
 			t.Fatal(err)
 		}
 		for part := body; len(part) > 0; part = part[len(part)/2+1:] {
-			if _, err := c.Write(part[:len(part)/2+1]); err != nil {
+			if _, err := c.Write(part[:len(part)/2+1]); err != nil && time.Since(began) < goodbyeTime*3/4 { // else the machine was too busy
 				t.Fatalf("cut in the middle of the request: %v", err)
 			}
 		}
@@ -525,9 +526,12 @@ func TestRefusedHTTPClient(t *testing.T) {
 				t.Error(err)
 				return
 			}
+			began := time.Now()
 			res, err := client.Do(req)
 			if err != nil {
-				t.Errorf("no answer: %v", err)
+				if time.Since(began) < goodbyeTime*3/4 { // else the machine was too busy
+					t.Errorf("no answer: %v", err)
+				}
 				return
 			}
 			defer res.Body.Close()

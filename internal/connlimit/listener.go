@@ -24,14 +24,16 @@ type listener struct {
 	closed   bool
 	goodbyes map[net.Conn]struct{} // connections that are being told
 	running  sync.WaitGroup        // of these
+
+	failed time.Time // when the log last told of an error; Accept's alone
 }
 
-// Accept implements [net.Listener]. Its errors are those of the listener inside.
+// Accept implements [net.Listener]. Its errors are those of the listener inside. One goroutine may call it, as net/http does.
 func (l *listener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
 		if err != nil {
-			l.limiter.acceptFailed(err)
+			l.acceptFailed(err)
 			return nil, err
 		}
 		addr := peer(c)
@@ -57,15 +59,15 @@ func (l *listener) Close() error {
 	return err
 }
 
-// acceptFailed notes an error of accept. Only Accept's goroutine calls it.
-func (l *Limiter) acceptFailed(err error) {
+// acceptFailed notes an error of accept. Only one goroutine calls Accept.
+func (l *listener) acceptFailed(err error) {
 	if errors.Is(err, net.ErrClosed) {
 		return
 	}
-	l.failures.Inc()
+	l.limiter.failures.Inc()
 	if now := time.Now(); now.Sub(l.failed) >= sayEvery {
 		l.failed = now
-		l.Logger.Error("a connection can't be accepted: if there are too many open files, raise that limit or lower CONN_LIMIT_TOTAL",
+		l.limiter.Logger.Error("a connection can't be accepted: if there are too many open files, raise that limit or lower CONN_LIMIT_TOTAL",
 			slog.Any("error", err))
 	}
 }
