@@ -40,16 +40,20 @@ browser: ## Find Chromium and axe-core for the tests of pages, or fetch them (ap
 redis: ## Find a Redis server for the tests of the redis backend, or fetch one (apt as root)
 	@scripts/fetch-redis
 
+.PHONY: promtool
+promtool: ## Find promtool for the tests of the alert rules, or fetch it (apt as root, into .cache/promtool)
+	@scripts/fetch-promtool
+
 .PHONY: test
-test: postgres browser redis ## Run every test with the race detector, on a private Postgres (PKG=./internal/activity to narrow)
+test: postgres browser redis promtool ## Run every test with the race detector, on a private Postgres (PKG=./internal/activity to narrow)
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -race -timeout 20m $(PKG)
 
 .PHONY: e2e
-e2e: postgres browser redis ## Only the tests of the whole program: newcomer's path, stops, kills, outages, pages in a real browser
+e2e: postgres browser redis promtool ## Only the tests of the whole program: newcomer's path, stops, kills, outages, pages in a real browser
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -race -timeout 20m ./cmd/server
 
 .PHONY: cover
-cover: postgres browser redis ## Test coverage into cover.out, with the total
+cover: postgres browser redis promtool ## Test coverage into cover.out, with the total
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -timeout 20m -coverpkg=./... -coverprofile=cover.out $(PKG)
 	@$(GO) tool cover -func=cover.out | tail -n 1
 

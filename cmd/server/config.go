@@ -62,6 +62,10 @@ type Config struct {
 	RateLimitRedis   secrets.Text
 	RateLimitTell    bool // answers say when their limit was decided
 
+	ConnLimitEnabled bool
+	ConnLimitPerIP   int
+	ConnLimitTotal   int
+
 	ClusterQuery       string
 	ClusterPeers       []string
 	ClusterSecret      secrets.Text
@@ -331,6 +335,12 @@ var settings = []setting{
 		set: intBetween(func(c *Config) *int { return &c.RateLimitMaxKeys }, 1000, 1<<30)},
 	{name: "RATE_LIMIT_TELL_TIME", def: "false", doc: "For `server loadtest limits`: `true` adds to limited answers when they were decided, by the clock that numbers the windows (`Converger-Decided-At`, Unix milliseconds).",
 		set: boolean(func(c *Config) *bool { return &c.RateLimitTell })},
+	{name: "CONN_LIMIT_ENABLED", def: "true", doc: "`false` lets anybody have any number of connections to this node.",
+		set: boolean(func(c *Config) *bool { return &c.ConnLimitEnabled })},
+	{name: "CONN_LIMIT_PER_IP", def: "100", doc: "Connections that one client address (of IPv6 a /64) may have open to this node; beyond it 503 `connection_limit_exceeded`. The proxies in TRUSTED_PROXIES and exempt address ranges may have more.",
+		set: intBetween(func(c *Config) *int { return &c.ConnLimitPerIP }, 1, 10_000_000)},
+	{name: "CONN_LIMIT_TOTAL", def: "10000", doc: "Connections that all together may have open to this node; beyond it 503 `global_limit_exceeded`. An idle one costs a file descriptor and about 20 KiB.",
+		set: intBetween(func(c *Config) *int { return &c.ConnLimitTotal }, 1, 10_000_000)},
 	{name: "DNS_CLUSTER_QUERY", doc: "A DNS name whose A and AAAA records are the nodes, with a port if it is not CLUSTER_BIND's: joins them. A headless service has to publish addresses that are not ready.",
 		set: text(func(c *Config) *string { return &c.ClusterQuery })},
 	{name: "CLUSTER_PEERS", doc: "The nodes as `host:port`, separated by commas, in place of DNS_CLUSTER_QUERY. This node may be among them.",

@@ -23,7 +23,7 @@ import (
 
 // loadWith reads the environment of a sound installation with changes; "" unsets.
 func loadWith(changes map[string]string) (Config, error) {
-	e := serveEnv("postgres://u:p@db/converger", map[string]string{"LISTEN": "", "DRAIN_DELAY_MS": "", "WEBHOOK_ALLOW_PRIVATE_TARGETS": ""})
+	e := serveEnv("postgres://u:p@db/converger", map[string]string{"LISTEN": "", "DRAIN_DELAY_MS": "", "WEBHOOK_ALLOW_PRIVATE_TARGETS": "", "CONN_LIMIT_PER_IP": ""})
 	for name, value := range changes {
 		e[name] = value
 	}
@@ -66,7 +66,8 @@ func TestConfigDefaults(t *testing.T) {
 		CORSOrigins: []string{"http://127.0.0.1:5500", "http://localhost:5500"},
 		AdminNets:   []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32"), netip.MustParsePrefix("::1/128")},
 		BcryptCost:  12, SessionIdle: 12 * time.Hour, SessionAbsolute: 7 * 24 * time.Hour,
-		RateLimitEnabled: true, RateLimitSync: 100 * time.Millisecond, RateLimitMaxKeys: 1_000_000, DirectoryTTL: 30 * time.Second,
+		RateLimitEnabled: true, RateLimitSync: 100 * time.Millisecond, RateLimitMaxKeys: 1_000_000,
+		ConnLimitEnabled: true, ConnLimitPerIP: 100, ConnLimitTotal: 10_000, DirectoryTTL: 30 * time.Second,
 		ClusterBind: ":7946", ClusterLabel: "converger",
 		APIMaxBytes: 1 << 20, InboundMaxBytes: 3 << 20, BodyMemory: 256 << 20,
 		UploadDir: "uploads", UploadMaxBytes: 10 << 20, UploadAllowedTypes: upload.DefaultTypes(),
@@ -93,6 +94,7 @@ func TestConfigReadsEverything(t *testing.T) {
 		"UPLOAD_DIR": "/srv/files", "UPLOAD_MAX_BYTES": "2048", "UPLOAD_ALLOWED_TYPES": "image/png, application/octet-stream",
 		"CLUSTER_PEERS": "hub-1:7946, hub-2:7946", "CLUSTER_SECRET": other, "CLUSTER_SECRET_PREVIOUS": testSecretKeyBase, "CLUSTER_BIND": "10.0.0.1:7000", "CLUSTER_ADVERTISE": "hub-1:7001",
 		"RATE_LIMIT_BACKEND": "owner", "RATE_LIMIT_SYNC_INTERVAL_MS": "50", "RATE_LIMIT_PARTITION": "full", "RATE_LIMIT_TELL_TIME": "true",
+		"CONN_LIMIT_ENABLED": "false", "CONN_LIMIT_PER_IP": "7", "CONN_LIMIT_TOTAL": "70",
 		"CLUSTER_LABEL": "production", "CLUSTER_NODE_NAME": "hub-1", "CLUSTER_TEST_CLOCK_OFFSET_MS": "-400",
 	})
 	if err != nil {
@@ -122,6 +124,9 @@ func TestConfigReadsEverything(t *testing.T) {
 	if c.RateLimitBackend != ratelimit.BackendOwner || c.RateLimitSync != 50*time.Millisecond || !c.RateLimitFull || !c.RateLimitTell {
 		t.Errorf("limits: read %+v", c)
 	}
+	if c.ConnLimitEnabled || c.ConnLimitPerIP != 7 || c.ConnLimitTotal != 70 {
+		t.Errorf("connections: read %+v", c)
+	}
 	want := cluster.Config{Label: "production", NodeName: "hub-1", Version: version, Secret: []byte(other), OtherSecret: []byte(testSecretKeyBase), Bind: "10.0.0.1:7000",
 		Advertise: "hub-1:7001", Peers: []string{"hub-1:7946", "hub-2:7946"}}
 	if diff := cmp.Diff(want, c.cluster()); diff != "" || !c.Clustered() || c.ClusterClockOffset != -400*time.Millisecond {
@@ -147,12 +152,14 @@ func TestConfigProblems(t *testing.T) {
 		"everything wrong": {map[string]string{
 			"POOL_SIZE": "3", "LISTEN": "4000", "PUBLIC_URL": "hub.example.com", "SECRET_KEY_BASE": "short", "CLOAK_KEY": "short",
 			"CLOAK_RETIRED_KEYS": "x", "TRUSTED_PROXIES": "proxy", "ADMIN_IP_WHITELIST": "localhost", "CORS_ORIGINS": "https://app.example.com/path", "METRICS_TOKEN": "short", "METRICS_ALLOWED_IPS": "1.2.3",
-			"BCRYPT_COST": "9", "SESSION_IDLE_MS": "0", "SESSION_MAX_MS": "7d", "RATE_LIMIT_ENABLED": "maybe", "RATE_LIMIT_BACKEND": "memcached", "RATE_LIMIT_REDIS_URL": "redis://hub@cache", "RATE_LIMIT_SYNC_INTERVAL_MS": "0", "RATE_LIMIT_PARTITION": "half", "RATE_LIMITS": `{"inbound":{"limit":-1}}`, "RATE_LIMIT_MAX_KEYS": "1e6", "DIRECTORY_TTL_MS": "1s",
+			"BCRYPT_COST": "9", "SESSION_IDLE_MS": "0", "SESSION_MAX_MS": "7d", "RATE_LIMIT_ENABLED": "maybe", "RATE_LIMIT_BACKEND": "memcached", "RATE_LIMIT_REDIS_URL": "redis://hub@cache", "RATE_LIMIT_SYNC_INTERVAL_MS": "0", "RATE_LIMIT_PARTITION": "half", "RATE_LIMITS": `{"inbound":{"limit":-1}}`, "RATE_LIMIT_MAX_KEYS": "1e6",
+			"CONN_LIMIT_ENABLED": "on", "CONN_LIMIT_PER_IP": "0", "CONN_LIMIT_TOTAL": "10k", "DIRECTORY_TTL_MS": "1s",
 			"WEBHOOK_ALLOW_PRIVATE_TARGETS": "?", "API_MAX_BYTES": "0", "INBOUND_MAX_BYTES": "99999999999999999999", "UPLOAD_MAX_BYTES": "0",
 			"UPLOAD_ALLOWED_TYPES": "image/png,image/svg+xml", "WORKERS": "0",
 			"LOG_LEVEL": "loud", "LOG_FORMAT": "xml", "DRAIN_DELAY_MS": "-1", "SHUTDOWN_TIMEOUT_MS": "0",
 		}, []string{"POOL_SIZE", "LISTEN", "PUBLIC_URL", "SECRET_KEY_BASE", "CLOAK_KEY", "CLOAK_RETIRED_KEYS", "TRUSTED_PROXIES", "ADMIN_IP_WHITELIST", "CORS_ORIGINS",
-			"METRICS_TOKEN", "METRICS_ALLOWED_IPS", "BCRYPT_COST", "SESSION_IDLE_MS", "SESSION_MAX_MS", "RATE_LIMIT_ENABLED", "RATE_LIMIT_BACKEND", "RATE_LIMIT_REDIS_URL", "RATE_LIMIT_SYNC_INTERVAL_MS", "RATE_LIMIT_PARTITION", "RATE_LIMITS", "RATE_LIMIT_MAX_KEYS", "DIRECTORY_TTL_MS",
+			"METRICS_TOKEN", "METRICS_ALLOWED_IPS", "BCRYPT_COST", "SESSION_IDLE_MS", "SESSION_MAX_MS", "RATE_LIMIT_ENABLED", "RATE_LIMIT_BACKEND", "RATE_LIMIT_REDIS_URL", "RATE_LIMIT_SYNC_INTERVAL_MS", "RATE_LIMIT_PARTITION", "RATE_LIMITS", "RATE_LIMIT_MAX_KEYS",
+			"CONN_LIMIT_ENABLED", "CONN_LIMIT_PER_IP", "CONN_LIMIT_TOTAL", "DIRECTORY_TTL_MS",
 			"WEBHOOK_ALLOW_PRIVATE_TARGETS", "API_MAX_BYTES", "INBOUND_MAX_BYTES", "UPLOAD_MAX_BYTES", "UPLOAD_ALLOWED_TYPES", "WORKERS", "LOG_LEVEL", "LOG_FORMAT", "DRAIN_DELAY_MS", "SHUTDOWN_TIMEOUT_MS"}},
 		"a backend for nodes that are not there":     {map[string]string{"RATE_LIMIT_BACKEND": "cluster"}, []string{"RATE_LIMIT_BACKEND"}},
 		"such a backend for one bucket":              {map[string]string{"RATE_LIMITS": `{"upload":{"backend":"owner"}}`}, []string{"RATE_LIMITS"}},

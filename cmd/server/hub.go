@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -25,6 +27,7 @@ import (
 	"converger/internal/channel/whatsappinfobip"
 	"converger/internal/channel/whatsappmeta"
 	"converger/internal/cluster"
+	"converger/internal/connlimit"
 	"converger/internal/delivery"
 	apphttp "converger/internal/http"
 	"converger/internal/inbound"
@@ -44,6 +47,7 @@ import (
 type hub struct {
 	cfg      Config
 	log      *slog.Logger
+	metrics  *prometheus.Registry
 	pool     *pgxpool.Pool
 	draining atomic.Bool
 
@@ -67,7 +71,9 @@ type hub struct {
 	deliveries *delivery.Service
 	rules      *delivery.Rules
 	jobs       *jobs.Client
-	handler    http.Handler
+
+	connections *connlimit.Limiter
+	handler     http.Handler
 }
 
 // newBox makes the box that seals secrets, from CLOAK_KEY and the retired ones.
@@ -136,13 +142,18 @@ func newAdapters(cfg Config, log *slog.Logger) (*channel.Registry, error) {
 
 // newHub makes a node. It reads nothing and starts nothing; close it in any case.
 func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err error) {
-	h := &hub{cfg: cfg, log: log}
 	reg := prometheus.NewRegistry()
+	h := &hub{cfg: cfg, log: log, metrics: reg}
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "converger_build_info", Help: "1, with the version of the program.", ConstLabels: prometheus.Labels{"version": version}})
 	build.Set(1)
-	reg.MustRegister(build)
+	limiting := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "converger_rate_limit_enabled", Help: "0 if RATE_LIMIT_ENABLED=false: only the guards of logins are on."})
+	if cfg.RateLimitEnabled {
+		limiting.Set(1)
+	}
+	reg.MustRegister(build, limiting)
 
 	h.pool, err = postgres.Open(ctx, cfg.DatabaseURL.Reveal(), postgres.Options{MaxConns: int32(cfg.PoolSize), AppName: "converger"})
 	if err != nil {
@@ -218,6 +229,10 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	h.deliveries.SetJobs(h.jobs)
 	received.SetJobs(h.jobs)
 
+	h.connections, err = newConnLimiter(cfg, h.directory, reg, log)
+	if err != nil {
+		return nil, err
+	}
 	h.handler, err = apphttp.New(apphttp.Deps{
 		Directory: h.directory, Tenants: h.tenants, Channels: h.channels, Registry: registry, Activities: h.activities,
 		Uploads: upload.NewIntake(h.files, upload.Options{
@@ -236,6 +251,21 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 		return nil, err
 	}
 	return h, nil
+}
+
+// newConnLimiter makes what bounds the connections of clients.
+func newConnLimiter(cfg Config, directory *tenants.Directory, reg prometheus.Registerer, log *slog.Logger) (*connlimit.Limiter, error) {
+	c := connlimit.Config{
+		Exempt: func(a netip.Addr) bool {
+			return slices.ContainsFunc(cfg.TrustedProxies, func(p netip.Prefix) bool { return p.Contains(a) }) ||
+				directory.RangeKind(a, time.Now()) == tenants.RangeExempt
+		},
+		Answer: apphttp.RefuseConnection(cfg.PublicURL), Registerer: reg, Logger: log,
+	}
+	if cfg.ConnLimitEnabled {
+		c.PerAddress, c.Total = cfg.ConnLimitPerIP, cfg.ConnLimitTotal
+	}
+	return connlimit.New(c)
 }
 
 // join makes the node's place in the cluster.
@@ -341,6 +371,11 @@ func (h *hub) serve(ctx context.Context, listener net.Listener, ready func()) (e
 		h.log.Warn("rate limiting is switched off, but for the guards of logins (RATE_LIMIT_ENABLED=false)")
 	}
 
+	if !h.cfg.ConnLimitEnabled {
+		h.log.Warn("connections are not limited (CONN_LIMIT_ENABLED=false)")
+	}
+	h.checkOpenFiles()
+
 	if err := h.files.Check(ctx); err != nil {
 		h.log.Warn("the folder of uploads can't be written to: uploads are refused until it can (UPLOAD_DIR)", slog.Any("error", err))
 	}
@@ -361,7 +396,8 @@ func (h *hub) serve(ctx context.Context, listener net.Listener, ready func()) (e
 	life.start("deliveries", h.deliveries.Run)
 	life.start("jobs", h.jobs.Run)
 	server := apphttp.NewServer(h.handler, h.log)
-	life.start("http", func(ctx context.Context) error { return serveHTTP(ctx, server, listener, h.cfg.ShutdownTimeout*9/10) })
+	counted := h.connections.Listen(listener)
+	life.start("http", func(ctx context.Context) error { return serveHTTP(ctx, server, counted, h.cfg.ShutdownTimeout*9/10) })
 	h.log.Info("ready", slog.String("address", listener.Addr().String()), slog.String("version", version))
 	if ready != nil {
 		ready()
@@ -394,6 +430,26 @@ func serveHTTP(ctx context.Context, server *http.Server, listener net.Listener, 
 	return nil
 }
 
+// checkOpenFiles warns when the system would refuse connections before the caps do: then no client is told why, and
+// deliveries and the database go without, too.
+func (h *hub) checkOpenFiles() {
+	const others = 64 // the log, listeners, uploads, other nodes
+	need := uint64(h.cfg.ConnLimitTotal + connlimit.MaxGoodbyes + h.cfg.Workers + h.cfg.PoolSize + others)
+	if limit := maxOpenFiles(); h.cfg.ConnLimitEnabled && limit < need {
+		h.log.Warn("this process may not open as many files as it may need: raise the limit (ulimit -n, LimitNOFILE) or lower CONN_LIMIT_TOTAL",
+			slog.Uint64("limit", limit), slog.Uint64("needed", need))
+	}
+}
+
+// keepAlive finds out within a minute that a client is gone without a word, whatever a connection is waiting for.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 10 * time.Second, Count: 3}
+
+// listen opens the address that clients connect to.
+func listen(ctx context.Context, address string) (net.Listener, error) {
+	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	return lc.Listen(ctx, "tcp", address)
+}
+
 type serveCmd struct {
 	UntilInputEnds bool `help:"Stop when standard input ends: with whoever started it." hidden:""`
 }
@@ -416,8 +472,7 @@ func (c serveCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	var lc net.ListenConfig
-	listener, err := lc.Listen(e.ctx, "tcp", cfg.Listen)
+	listener, err := listen(e.ctx, cfg.Listen)
 	if err != nil {
 		h.close()
 		return fmt.Errorf("listen: %w", err)

@@ -222,6 +222,7 @@ func serveEnv(url string, changes map[string]string) map[string]string {
 		"CLOAK_KEY":                     testCloakKey,
 		"WEBHOOK_ALLOW_PRIVATE_TARGETS": "true",
 		"DRAIN_DELAY_MS":                "0",
+		"CONN_LIMIT_PER_IP":             "10000", // all callers of a test are one address
 	}
 	maps.Copy(e, changes)
 	return e

@@ -19,13 +19,19 @@ import (
 // metric reads the value of a series, written as in the text format without its value.
 func metric(t testing.TB, base, series string) string {
 	t.Helper()
-	a := newAPI(t, base).call(t, http.StatusOK, "GET", "/metrics", "")
-	for line := range strings.Lines(string(a.body)) {
+	return newAPI(t, base).metric(t, series)
+}
+
+// metric is the same over a connection that is kept.
+func (a *api) metric(t testing.TB, series string) string {
+	t.Helper()
+	got := a.call(t, http.StatusOK, "GET", "/metrics", "")
+	for line := range strings.Lines(string(got.body)) {
 		if v, ok := strings.CutPrefix(line, series+" "); ok {
 			return strings.TrimSpace(v)
 		}
 	}
-	t.Fatalf("no series %s in\n%s", series, a.body)
+	t.Fatalf("no series %s in\n%s", series, got.body)
 	return ""
 }
 

@@ -77,6 +77,9 @@ func (s *Service) look(ctx context.Context) (next time.Duration, err error) {
 		}
 	}
 	wait, waiting, err := s.firstReadyAllTenants(ctx)
+	if err == nil {
+		s.overdue.Store(int64(max(0, -wait)))
+	}
 	switch {
 	case err != nil:
 		return s.o.Tick, fmt.Errorf("look for due lanes: %w", err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
 	"pgregory.net/rapid"
 
 	"converger/internal/activity"
@@ -248,6 +249,52 @@ func TestExpiredLeaseIsTakenOver(t *testing.T) {
 	w.workers(t, w.Service, 1)
 	w.dispatcher(t, w.Service)
 	eventually(t, "sent by another worker", func() bool { return w.only(t, posted).Status == StatusSent })
+}
+
+// What waits too long shows, from whichever node one looks, and no longer once it is handed over. Paused channels and those
+// whose moment is to come are not late.
+func TestOverdueIsMeasured(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	w := newWorld(t, Options{Registerer: reg})
+	overdue := func() float64 {
+		t.Helper()
+		if _, err := w.look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() == "converger_delivery_overdue_seconds" {
+				return f.Metric[0].GetGauge().GetValue()
+			}
+		}
+		t.Fatal("there is no such series")
+		return 0
+	}
+	if v := overdue(); v != 0 {
+		t.Errorf("%v s with nothing to do", v)
+	}
+	ch := w.newChannel(t, w.tenant, nil)
+	seedParked(t, w, ch, 2)
+	exec(t, w.pool, `UPDATE lanes SET next_at = now() + interval '1 hour'`)
+	if v := overdue(); v != 0 {
+		t.Errorf("%v s before its time", v)
+	}
+	exec(t, w.pool, `UPDATE lanes SET next_at = now() - interval '1 minute'`)
+	exec(t, w.pool, `UPDATE channels SET circuit_state = 'paused'`)
+	if v := overdue(); v != 0 {
+		t.Errorf("%v s while its channel is paused", v)
+	}
+	exec(t, w.pool, `UPDATE channels SET circuit_state = 'closed'`)
+	if v := overdue(); v < 60 || v > 600 {
+		t.Errorf("%v s after a minute", v) // and now they are handed over
+	}
+	if v := overdue(); v != 0 {
+		t.Errorf("%v s after the hand-over", v)
+	}
 }
 
 // TestOneDispatcherAtATime: the caps are counted and used up under one lock.

@@ -1,6 +1,10 @@
 package delivery
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // metrics of the package; every label is from a fixed set.
 type metrics struct {
@@ -49,7 +53,10 @@ func newMetrics(r prometheus.Registerer, s *Service) *metrics {
 	r.MustRegister(m.attempts, m.attemptSeconds, m.finished, m.handedOver, m.replies, m.receipts, m.circuits, m.retried, m.errors,
 		m.dispatchSeconds, m.groupSize, m.expired, m.stale, m.late,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "converger", Subsystem: "delivery", Name: "lanes_working",
-			Help: "Lanes that workers of this node are working."}, func() float64 { return float64(s.running.Load()) }))
+			Help: "Lanes that workers of this node are working."}, func() float64 { return float64(s.running.Load()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "converger", Subsystem: "delivery", Name: "overdue_seconds",
+			Help: "For how long the first of the lanes that wait, of all nodes, should have been handed over to a worker; 0: none waits."},
+			func() float64 { return time.Duration(s.overdue.Load()).Seconds() }))
 	return m
 }
 

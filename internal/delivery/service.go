@@ -70,6 +70,7 @@ type Service struct {
 	counts  singleflight.Group // of parked deliveries
 
 	running atomic.Int64              // lanes this node is working
+	overdue atomic.Int64              // ns that the first due lane has waited at the last look
 	behind  atomic.Pointer[tenantSet] // who had more due lanes at the last look than could be handed over; nil: nobody
 
 	dispatching sync.Mutex // guards turns: one look at a time

@@ -406,13 +406,13 @@ WITH RECURSIVE ready AS (
 const queryFirstReadyAllTenants = withReady + `
 SELECT extract(epoch FROM min(at) - now())::float8 FROM candidate`
 
-// firstReadyAllTenants returns how long until a lane may be handed over, 0 for now; false when none waits.
+// firstReadyAllTenants returns how long until a lane may be handed over, 0 or less for now: since when. False when none waits.
 func (s *Service) firstReadyAllTenants(ctx context.Context) (time.Duration, bool, error) {
 	var in *float64
 	if err := s.pool.QueryRow(ctx, queryFirstReadyAllTenants).Scan(&in); err != nil || in == nil {
 		return 0, false, err
 	}
-	return max(0, seconds(*in)), true, nil
+	return seconds(*in), true, nil
 }
 
 const queryDispatchLock = `SELECT pg_try_advisory_xact_lock($1)`

@@ -70,6 +70,8 @@ const (
 	codeUnavailable        code = "unavailable"
 	codeStorageUnavailable code = "storage_unavailable"
 	codeOverloaded         code = "overloaded"
+	codeTooManyConnections code = "connection_limit_exceeded"
+	codeNoConnectionLeft   code = "global_limit_exceeded"
 )
 
 // catalogue is the one list of problems. A code that is not in it can't be sent.
@@ -225,6 +227,13 @@ var catalogue = []problemKind{
 	{codeOverloaded, http.StatusServiceUnavailable, "Overloaded",
 		"The server sheds load for its own sake; it is not you who sent too much. Nothing was stored.",
 		"Send the same request again after the time in Retry-After, and slow down while it answers so."},
+	{codeTooManyConnections, http.StatusServiceUnavailable, "Too many connections of an address",
+		"The connection was closed before its request was read: the address it came from has as many open as one address may have.",
+		"Keep connections and send your requests over them, one after the other, or close those that you no longer need; then try again after the time in Retry-After. " +
+			"If you share the address with many others, ask the operator for a higher cap, or to exempt the address."},
+	{codeNoConnectionLeft, http.StatusServiceUnavailable, "Too many connections in all",
+		"The connection was closed before its request was read: the server has as many open as it takes. It is not you who opened too many.",
+		"Try again after the time in Retry-After, and close connections that you do not need."},
 }
 
 // kinds finds the catalogue's entries by code.

@@ -80,6 +80,19 @@ func (h Hasher) IP(b Bucket, addr netip.Addr) Key {
 	return h.bucket(b).addr(addr).sum()
 }
 
+// Network is what counts as one client address, for [Hasher.IP] and for whoever
+// counts addresses otherwise: IPv4 as it is, of IPv6 the first address of the
+// /64, IPv4-mapped IPv6 as IPv4; zones are ignored.
+func Network(a netip.Addr) netip.Addr {
+	a = a.Unmap()
+	if a.Is4() {
+		return a
+	}
+	b := a.As16()
+	clear(b[8:])
+	return netip.AddrFrom16(b)
+}
+
 // ChannelIP is what one address does to one channel, such as bad signatures.
 func (h Hasher) ChannelIP(b Bucket, tenant, channel [16]byte, addr netip.Addr) Key {
 	return h.bucket(b).id(partTenant, tenant).id(partChannel, channel).addr(addr).sum()

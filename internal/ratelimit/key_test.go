@@ -69,6 +69,34 @@ func TestKeysAreDistinct(t *testing.T) {
 	}
 }
 
+// Whoever counts addresses by Network counts as the keys do.
+func FuzzNetwork(f *testing.F) {
+	for _, s := range []string{"192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1", "::1", "::"} {
+		a := netip.MustParseAddr(s).As16()
+		f.Add(a[:], a[:])
+		b := a
+		b[15]++
+		f.Add(a[:], b[:])
+	}
+	h, err := NewHasher([]byte(testSecret))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, x, y []byte) {
+		a, okA := netip.AddrFromSlice(x)
+		b, okB := netip.AddrFromSlice(y)
+		if !okA || !okB {
+			t.Skip()
+		}
+		if byKey, byNetwork := h.IP(LoginIP, a) == h.IP(LoginIP, b), Network(a) == Network(b); byKey != byNetwork {
+			t.Errorf("%s and %s: one key %t, one network %t", a, b, byKey, byNetwork)
+		}
+		if n := Network(a); Network(n) != n || n.Is4In6() || n.Zone() != "" || h.IP(LoginIP, n) != h.IP(LoginIP, a) {
+			t.Errorf("%s has the network %s", a, n)
+		}
+	})
+}
+
 // The keys of a given secret never change: nodes of two versions must agree.
 func TestKeysAreStable(t *testing.T) {
 	t.Parallel()
