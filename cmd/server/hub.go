@@ -32,6 +32,7 @@ import (
 	"converger/internal/postgres"
 	"converger/internal/ratelimit"
 	limitcluster "converger/internal/ratelimit/cluster"
+	"converger/internal/ratelimit/overview"
 	"converger/internal/ratelimit/owner"
 	"converger/internal/secrets"
 	"converger/internal/tenants"
@@ -189,13 +190,14 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	if err != nil {
 		return nil, err
 	}
+	throttle := ratelimit.NewLogin(limiter, hasher)
 
 	h.tenants = tenants.NewStore(h.pool)
 	h.channels = channel.NewStore(h.pool, box, registry)
 	h.directory = tenants.NewDirectory(h.pool, tenants.DirectoryOptions{
 		TTL: cfg.DirectoryTTL, Derive: apphttp.NewDeriver(hasher, log), Registerer: reg, Logger: log})
 	h.usage = auth.NewUsage(h.tenants, log)
-	if err := h.setSignIn(ratelimit.NewLogin(limiter, hasher), reg); err != nil {
+	if err := h.setSignIn(throttle, reg); err != nil {
 		return nil, err
 	}
 	h.deliveries = delivery.NewService(h.pool, h.channels, registry, h.directory, delivery.Options{
@@ -216,11 +218,19 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	h.deliveries.SetJobs(h.jobs)
 	received.SetJobs(h.jobs)
 
+	view := overview.Config{Limiter: limiter, Login: throttle, Policy: apphttp.NewPolicyOf(limiter, h.directory), Name: cfg.cluster().NodeName, Version: version}
+	if h.node != nil {
+		view.Network = h.node
+	}
+	seen := overview.New(view)
+	if h.node != nil {
+		h.node.Handle(overview.Topic, seen.Handler())
+	}
 	h.handler, err = apphttp.New(apphttp.Deps{
 		Directory: h.directory, Tenants: h.tenants, Channels: h.channels, Registry: registry, Activities: h.activities,
 		Uploads: upload.NewIntake(h.files, upload.Options{
 			MaxBytes: int64(cfg.UploadMaxBytes), Types: cfg.UploadAllowedTypes, Registerer: reg}),
-		Deliveries: h.deliveries, Rules: h.rules, Inbound: received, Limiter: limiter, Hasher: hasher, Tokens: tokens, Usage: h.usage,
+		Deliveries: h.deliveries, Rules: h.rules, Inbound: received, Limiter: limiter, Overview: seen, Hasher: hasher, Tokens: tokens, Usage: h.usage,
 		Users: h.users, Sessions: h.sessions, SignIn: h.signIn,
 		CursorKey: cursorKey, Pages: web.Files(), Logger: log, Registerer: reg, Gatherer: reg,
 		Checks: h.checks(), Draining: h.draining.Load,

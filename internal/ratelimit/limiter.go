@@ -33,6 +33,8 @@ type Limiter struct {
 	policies [NumBuckets]*Policy // operator's or built-in, nil: no limit
 	operated [NumBuckets]bool    // the operator said so
 	meter    *meter
+	watches  [NumBuckets]*watch
+	started  Instant
 	lists    sync.Pool // of *[]Item, for CheckAll
 }
 
@@ -46,7 +48,9 @@ func New(c Config) (*Limiter, error) {
 		l.clock = NewClock()
 	}
 	l.lists.New = func() any { s := make([]Item, 0, 4); return &s }
+	l.started = l.clock.Now()
 	for _, b := range Buckets() {
+		l.watches[b] = newWatch(b)
 		if p, ok := c.Operator.Policy(b); ok {
 			l.policies[b], l.operated[b] = p, true
 		} else if d := b.Info().Default; d != (Rule{}) {
@@ -74,6 +78,16 @@ func (l *Limiter) Operator(b Bucket) (*Policy, bool) {
 	}
 	return l.policies[b], true
 }
+
+// Backend names the backend that decides for a bucket.
+func (l *Limiter) Backend(b Bucket) string { return l.store.Backend(b) }
+
+// States tells of the stores behind the limiter; those that do not tell are left out.
+func (l *Limiter) States(now Instant) []StoreState { return statesOf(l.store, now) }
+
+// Own is what this node itself has counted of a budget's present use; ok is false
+// for backends that do not know it apart.
+func (l *Limiter) Own(now Instant, it Item) (used uint32, ok bool) { return ownOf(l.store, now, it) }
 
 // Now reads the clock.
 func (l *Limiter) Now() Instant { return l.clock.Now() }
@@ -111,25 +125,36 @@ func (l *Limiter) Check(ctx context.Context, now Instant, it Item) Decision {
 		start := time.Now()
 		d := l.store.Take(ctx, now, it)
 		l.meter.observe(it.Policy.bucket, time.Since(start))
-		return l.settle(it.Policy, d, now)
+		return l.settle(it, d, now)
 	}
-	return l.settle(it.Policy, l.store.Take(ctx, now, it), now)
+	return l.settle(it, l.store.Take(ctx, now, it), now)
 }
 
-// settle counts a decision on one policy and lets through what is only counted.
-func (l *Limiter) settle(p *Policy, d Decision, now Instant) Decision {
-	o := allowed
+// settle counts a decision on one item and lets through what is only counted.
+func (l *Limiter) settle(it Item, d Decision, now Instant) Decision {
+	o, wait := allowed, d.WaitMs
 	if !d.Allowed {
 		o = refused
 	}
-	if p.count {
+	if it.Policy.count {
 		if d.Policy = nil; !d.Allowed {
 			o = counted
 			d.Allowed, d.Counted, d.WaitMs = true, true, 0
 		}
 	}
-	l.meter.add(p.bucket, o, now)
+	d.Unnamed = l.note(it, o, wait, now)
 	return d
+}
+
+// note counts a decision and shows it to the observers, if it is one that they look
+// at; see Decision.Unnamed for the result.
+func (l *Limiter) note(it Item, o outcome, waitMs uint32, now Instant) (unnamed bool) {
+	b := it.Policy.bucket
+	n := l.meter.add(b, o, now)
+	if w := l.watches[b]; w.due(o, n, now) {
+		return w.see(l.meter, it, o, n, waitMs, now)
+	}
+	return false
 }
 
 // CheckAll spends every item or none; the strictest decision is the answer.
@@ -150,7 +175,7 @@ func (l *Limiter) CheckAll(ctx context.Context, now Instant, items ...Item) Deci
 		d = l.store.TakeAll(ctx, now, enforced)
 	}
 	if !d.Allowed {
-		l.meter.add(d.Policy.bucket, refused, now)
+		d.Unnamed = l.note(enforced[d.Item], refused, d.WaitMs, now)
 	}
 	seen := uint8(0)
 	for i, it := range items {
@@ -158,11 +183,11 @@ func (l *Limiter) CheckAll(ctx context.Context, now Instant, items ...Item) Deci
 		case !l.applies(it.Policy):
 		case it.Policy.count:
 			if d.Allowed {
-				d.Counted = l.settle(it.Policy, l.store.Take(ctx, now, it), now).Counted || d.Counted
+				d.Counted = l.settle(it, l.store.Take(ctx, now, it), now).Counted || d.Counted
 			}
 		default:
 			if d.Allowed {
-				l.meter.add(it.Policy.bucket, allowed, now)
+				l.note(it, allowed, 0, now)
 			}
 			if it.Policy == d.Policy && enforced[d.Item].Key == it.Key {
 				seen = uint8(i)
@@ -191,7 +216,7 @@ func (l *Limiter) Reserve(ctx context.Context, now Instant, it Item, maxWait tim
 	if !l.applies(it.Policy) {
 		return Decision{At: now, Allowed: true}
 	}
-	return l.settle(it.Policy, l.store.Reserve(ctx, now, it, maxWait), now)
+	return l.settle(it, l.store.Reserve(ctx, now, it, maxWait), now)
 }
 
 // Peek reads a budget without spending from it. The item has a policy.

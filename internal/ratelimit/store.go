@@ -78,6 +78,9 @@ type Decision struct {
 	Allowed bool
 	// Counted marks a request that a bucket in count mode would have refused.
 	Counted bool
+	// Unnamed asks the caller to tell Limiter.Name whom the key stands for: it is about
+	// to be shown to operators. Whoever does not know leaves it.
+	Unnamed bool
 }
 
 // Spend is the cost as stores book it.
