@@ -121,17 +121,20 @@ func (l *Limiter) Check(ctx context.Context, now Instant, it Item) Decision {
 	if !l.applies(it.Policy) {
 		return Decision{At: now, Allowed: true}
 	}
+	var d Decision
 	if l.meter.sample(now) {
 		start := time.Now()
-		d := l.store.Take(ctx, now, it)
+		d = l.store.Take(ctx, now, it)
 		l.meter.observe(it.Policy.bucket, time.Since(start))
-		return l.settle(it, d, now)
+	} else {
+		d = l.store.Take(ctx, now, it)
 	}
-	return l.settle(it, l.store.Take(ctx, now, it), now)
+	l.settle(&it, &d, now)
+	return d
 }
 
 // settle counts a decision on one item and lets through what is only counted.
-func (l *Limiter) settle(it Item, d Decision, now Instant) Decision {
+func (l *Limiter) settle(it *Item, d *Decision, now Instant) {
 	o, wait := allowed, d.WaitMs
 	if !d.Allowed {
 		o = refused
@@ -142,19 +145,16 @@ func (l *Limiter) settle(it Item, d Decision, now Instant) Decision {
 			d.Allowed, d.Counted, d.WaitMs = true, true, 0
 		}
 	}
-	d.Unnamed = l.note(it, o, wait, now)
-	return d
+	if n := l.meter.add(it.Policy.bucket, o, now); l.meter.due(it.Policy.bucket, o, n, now) {
+		d.Unnamed = l.watches[it.Policy.bucket].see(l.meter, it, o, n, wait, now)
+	}
 }
 
-// note counts a decision and shows it to the observers, if it is one that they look
-// at; see Decision.Unnamed for the result.
+// note is settle for a decision that stands; see Decision.Unnamed for the result.
 func (l *Limiter) note(it Item, o outcome, waitMs uint32, now Instant) (unnamed bool) {
 	b := it.Policy.bucket
 	n := l.meter.add(b, o, now)
-	if w := l.watches[b]; w.due(o, n, now) {
-		return w.see(l.meter, it, o, n, waitMs, now)
-	}
-	return false
+	return l.meter.due(b, o, n, now) && l.watches[b].see(l.meter, &it, o, n, waitMs, now)
 }
 
 // CheckAll spends every item or none; the strictest decision is the answer.
@@ -183,7 +183,9 @@ func (l *Limiter) CheckAll(ctx context.Context, now Instant, items ...Item) Deci
 		case !l.applies(it.Policy):
 		case it.Policy.count:
 			if d.Allowed {
-				d.Counted = l.settle(it, l.store.Take(ctx, now, it), now).Counted || d.Counted
+				c := l.store.Take(ctx, now, it)
+				l.settle(&it, &c, now)
+				d.Counted = c.Counted || d.Counted
 			}
 		default:
 			if d.Allowed {
@@ -216,7 +218,9 @@ func (l *Limiter) Reserve(ctx context.Context, now Instant, it Item, maxWait tim
 	if !l.applies(it.Policy) {
 		return Decision{At: now, Allowed: true}
 	}
-	return l.settle(it, l.store.Reserve(ctx, now, it, maxWait), now)
+	d := l.store.Reserve(ctx, now, it, maxWait)
+	l.settle(&it, &d, now)
+	return d
 }
 
 // Peek reads a budget without spending from it. The item has a policy.

@@ -5,7 +5,6 @@ import (
 	"math/bits"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -71,13 +70,8 @@ type Observation struct {
 	Recent []Refusal
 }
 
-// watch observes one bucket. pace is read by every check and has cache lines of
-// its own; the rest is guarded by mu.
+// watch observes one bucket. mu guards all of it.
 type watch struct {
-	_    [64]byte
-	pace [numOutcomes]atomic.Uint64 // tick<<32 | mask: of decisions numbered n those with n&mask == 0 are looked at
-	_    [64]byte
-
 	mu      sync.Mutex
 	ticked  [numOutcomes]uint64 // decisions when the tick began
 	looked  [numOutcomes]uint32 // decisions looked at in it
@@ -99,16 +93,9 @@ func newWatch(b Bucket) *watch {
 
 func tickOf(now Instant) uint32 { return uint32(uint64(now) >> tickShift) }
 
-// due tells whether the n-th decision is to be looked at: the whole cost of
-// observing most of them.
-func (w *watch) due(o outcome, n uint64, now Instant) bool {
-	pace := w.pace[o].Load()
-	return uint32(pace>>32) != tickOf(now) || n&pace&(1<<32-1) == 0
-}
-
 // weigh is how many decisions the n-th stands for, 0 for one that does not count.
 func (w *watch) weigh(m *meter, b Bucket, o outcome, n uint64, now Instant) uint64 {
-	pace, tick := w.pace[o].Load(), tickOf(now)
+	pace, tick := m.pace[b][o].Load(), tickOf(now)
 	mask := pace & (1<<32 - 1)
 	// A caller that was held up brings the time of a tick before; more than that is a clock that was set back.
 	if passed := int32(tick - uint32(pace>>32)); passed > 0 || passed < -8 || pace == 0 {
@@ -120,7 +107,7 @@ func (w *watch) weigh(m *meter, b Bucket, o outcome, n uint64, now Instant) uint
 		// Of a bucket and outcome without a decision a second, the next are all looked at.
 		mask = 1<<bits.Len64(perTick/tickSamples) - 1
 		w.ticked[o], w.looked[o] = total, 0
-		w.pace[o].Store(uint64(tick)<<32 | mask)
+		m.pace[b][o].Store(uint64(tick)<<32 | mask)
 		w.history[o].push(now, total-1)
 	}
 	if n&mask != 0 {
@@ -128,14 +115,14 @@ func (w *watch) weigh(m *meter, b Bucket, o outcome, n uint64, now Instant) uint
 	}
 	if w.looked[o]++; w.looked[o] >= 2*tickSamples { // more than the tick before let expect
 		w.looked[o] = tickSamples
-		w.pace[o].Store(w.pace[o].Load()>>32<<32 | mask<<1 | 1)
+		m.pace[b][o].Store(m.pace[b][o].Load()>>32<<32 | mask<<1 | 1)
 	}
 	return mask + 1
 }
 
 // see takes note of the n-th decision. It reports whether the subject is to be
 // shown and has no name yet.
-func (w *watch) see(m *meter, it Item, o outcome, n uint64, waitMs uint32, now Instant) (unnamed bool) {
+func (w *watch) see(m *meter, it *Item, o outcome, n uint64, waitMs uint32, now Instant) (unnamed bool) {
 	b := it.Policy.bucket
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -205,7 +192,7 @@ func (w *watch) name(k Key, n Name) {
 
 // remember notes a refusal; of a subject that is remembered already it counts one
 // more, else the one that was quiet for longest makes room.
-func (w *watch) remember(it Item, name Name, o outcome, weight uint64, waitMs uint32, now Instant) {
+func (w *watch) remember(it *Item, name Name, o outcome, weight uint64, waitMs uint32, now Instant) {
 	r := Refusal{Key: it.Key, Name: name, First: now, Last: now, Count: weight, Policy: it.Policy, WaitMs: waitMs, Counted: o == counted}
 	oldest := 0
 	for i := range w.recent {

@@ -97,7 +97,7 @@ func TestPeriodsTurn(t *testing.T) {
 func TestFloodIsSampled(t *testing.T) {
 	t.Parallel()
 	f := newLimiter(t, `{"upload": {"limit": 0, "scale_ms": 1000}}`, false)
-	const rate, seconds = 200_000, 5
+	const rate, seconds = 100_000, 3
 	for i := range rate * seconds {
 		n := byte(1)
 		if i%4 == 0 {
@@ -130,7 +130,7 @@ func TestFloodIsSampled(t *testing.T) {
 func TestObserversAreBounded(t *testing.T) {
 	t.Parallel()
 	f := newLimiter(t, `{"upload": {"limit": 0, "scale_ms": 1000}}`, false)
-	for i := range 300_000 {
+	for i := range 120_000 {
 		now := noon.Add(time.Duration(i) * 10 * time.Millisecond)
 		k := ratelimit.Key{Hi: uint64(i) + 2, Lo: uint64(i) << 40}
 		if i%20 == 0 {
@@ -140,7 +140,7 @@ func TestObserversAreBounded(t *testing.T) {
 			f.Name(ratelimit.Upload, k, subjectOf(1))
 		}
 	}
-	now := noon.Add(3000 * time.Second)
+	now := noon.Add(1200 * time.Second)
 	seen := f.Observe(ratelimit.Upload, now, 1_000_000)
 	if len(seen.Top) > 512 || len(seen.Recent) > 64 {
 		t.Errorf("%d subjects and %d refusals are kept", len(seen.Top), len(seen.Recent))
@@ -163,8 +163,8 @@ func TestObserversTogether(t *testing.T) {
 	var wg sync.WaitGroup
 	for g := range byte(4) {
 		wg.Go(func() {
-			for i := range 20_000 {
-				f.ask(ratelimit.Upload, 1+g%2, noon.Add(time.Duration(i)*100*time.Microsecond))
+			for i := range 5_000 {
+				f.ask(ratelimit.Upload, 1+g%2, noon.Add(time.Duration(i)*400*time.Microsecond))
 			}
 		})
 	}
@@ -176,7 +176,7 @@ func TestObserversTogether(t *testing.T) {
 	})
 	wg.Wait()
 	seen := f.Observe(ratelimit.Upload, noon.Add(2*time.Second), 10)
-	if seen.Allowed+seen.Refused != 80_000 || len(seen.Top) != 2 {
+	if seen.Allowed+seen.Refused != 20_000 || len(seen.Top) != 2 {
 		t.Errorf("%d allowed, %d refused, top %s", seen.Allowed, seen.Refused, counts(seen.Top))
 	}
 }
