@@ -19,7 +19,9 @@ func (s *server) registerRateLimitRoutes() {
 	s.operatorRoute(http.MethodGet, "/rate_limits", bodyNone, s.getRateLimits)
 	s.operatorRoute(http.MethodGet, "/rate_limits/usage", bodyNone, s.getUsage)
 	s.operatorRoute(http.MethodDelete, "/rate_limits/usage", bodyNone, s.clearUsage)
-	s.operatorRoute(http.MethodPost, "/tenants/{tenant_id}/limits/preview", bodyJSON, s.previewLimits)
+	// A POST for its body's sake: it changes nothing.
+	s.register(route{method: http.MethodPost, pattern: managementPrefix + "/tenants/{tenant_id}/limits/preview", auth: credentialOperator,
+		scope: tenants.ScopeRead, bucket: ratelimit.Management, body: bodyJSON, handle: s.previewLimits})
 }
 
 // countPair is written as [subject, count].

@@ -130,8 +130,8 @@ func TestFloodIsSampled(t *testing.T) {
 func TestObserversAreBounded(t *testing.T) {
 	t.Parallel()
 	f := newLimiter(t, `{"upload": {"limit": 0, "scale_ms": 1000}}`, false)
-	for i := range 120_000 {
-		now := noon.Add(time.Duration(i) * 10 * time.Millisecond)
+	for i := range 60_000 {
+		now := noon.Add(time.Duration(i) * 5 * time.Millisecond)
 		k := ratelimit.Key{Hi: uint64(i) + 2, Lo: uint64(i) << 40}
 		if i%20 == 0 {
 			k = f.hasher.Tenant(ratelimit.Upload, [16]byte{1})
@@ -140,7 +140,7 @@ func TestObserversAreBounded(t *testing.T) {
 			f.Name(ratelimit.Upload, k, subjectOf(1))
 		}
 	}
-	now := noon.Add(1200 * time.Second)
+	now := noon.Add(300 * time.Second)
 	seen := f.Observe(ratelimit.Upload, now, 1_000_000)
 	if len(seen.Top) > 512 || len(seen.Recent) > 64 {
 		t.Errorf("%d subjects and %d refusals are kept", len(seen.Top), len(seen.Recent))
