@@ -3,8 +3,10 @@ package http
 import (
 	"fmt"
 	"net/url"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -142,7 +144,7 @@ func TestEveryRefusalHasAName(t *testing.T) {
 		{"api_read", tenant, func() { f.call(t, "GET", "/api/v1/conversations", "", f.apiKey()) }},
 		{"inbound", channel + "/unproven", func() { f.call(t, "POST", "/api/v1/channels/"+channel+"/inbound", `{}`, json) }},
 		{"token_generate", channel, func() {
-			f.call(t, "POST", "/api/v1/channels/"+channel+"/tokens/generate", `{}`, header("Authorization", "Bearer "+f.secretOf(t, channel).Reveal()))
+			f.call(t, "POST", "/api/v1/converger/tokens/generate", `{}`, header("Authorization", "Bearer "+f.secretOf(t, channel).Reveal()))
 		}},
 		{"unknown_caller", "192.0.2.1", func() {
 			f.call(t, "GET", "/api/v1/conversations", "", header("X-Api-Key", "cvg_live_"+strings.Repeat("a", 43)))
@@ -304,5 +306,78 @@ func TestReadingLimitsCostsNoQuery(t *testing.T) {
 	well(t, f.call(t, "POST", managementPrefix+"/tenants/"+f.tenant.ID.String()+"/limits/preview", `{"upload":{"limit":1,"scale_ms":1000}}`, f.ops()))
 	if n := f.queries.Count() - before; n != 0 {
 		t.Errorf("%d queries", n)
+	}
+}
+
+func TestRateLimitPage(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	admin, viewer := f.asAdmin(t, auth.RoleAdmin), f.asAdmin(t, auth.RoleViewer)
+	page := f.show(t, rateLimitsPath, viewer)
+	page.is(t, 200, "")
+	page.has(t, `href="/admin/rate_limits" aria-current="page"`, "Nothing has been refused", "<code>channel_outbound</code>", "100 per second", "every 5 s")
+	if page.Header.Get("Refresh") != "" {
+		t.Error("the page loads itself again unasked")
+	}
+
+	f.flood(t)
+	f.show(t, rateLimitsPath, viewer).has(t, "Acme", f.tenant.ID.String(), `<td class="number">3</td>`)
+	f.show(t, rateLimitsPath+"?only=upload", viewer).lacks(t, "Acme")
+	f.show(t, rateLimitsPath+"?only=nothing", viewer).has(t, "Acme")
+
+	look := rateLimitsPath + "?" + url.Values{"bucket": {"activity_create"}, "subject": {"Acme"}}.Encode()
+	a := f.show(t, look, admin)
+	a.has(t, "2 per minute", "<strong>2</strong>, 0 left", "Yes, reset it")
+	f.show(t, look, viewer).lacks(t, "Yes, reset it")
+	for subject, says := range map[string]string{"Nobody": "There is no tenant", "": "must be the id or the name of a tenant", "<i>": "There is no tenant"} {
+		a := f.show(t, rateLimitsPath+"?"+url.Values{"bucket": {"activity_create"}, "subject": {subject}}.Encode(), viewer)
+		if a.StatusCode != 404 && a.StatusCode != 400 {
+			t.Errorf("%q: %d", subject, a.StatusCode)
+		}
+		a.has(t, says, `id="subject-error"`, "<title>Error: ")
+		a.lacks(t, "<i>")
+	}
+	f.show(t, rateLimitsPath+"?bucket=nothing&subject=Acme", viewer).has(t, `id="bucket-error"`)
+
+	reset := url.Values{"bucket": {"activity_create"}, "subject": {f.tenant.ID.String()}}
+	f.post(t, rateLimitsPath+"/reset", reset, viewer).is(t, 403, "")
+	done := f.post(t, rateLimitsPath+"/reset", reset, admin)
+	done.leads(t, rateLimitsPath+"?"+reset.Encode())
+	f.show(t, rateLimitsPath+"?"+reset.Encode(), admin, f.withCookie(areaAdmin, noticeCookie, f.cookieOf(done, areaAdmin, noticeCookie).Value)).
+		has(t, "The counter is reset on every node.", "<strong>0</strong>, 2 left")
+	f.post(t, rateLimitsPath+"/reset", url.Values{"bucket": {"upload"}, "subject": {"Nobody"}}, admin).is(t, 404, "")
+}
+
+func TestLiveViewEnds(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	admin := f.asAdmin(t, auth.RoleViewer)
+	with := func(every string, until time.Time) string {
+		return rateLimitsPath + "?" + url.Values{"every": {every}, "until": {strconv.FormatInt(until.Unix(), 10)}, "only": {"upload"}}.Encode()
+	}
+	on := f.show(t, with("5", time.Now().Add(30*time.Minute)), admin)
+	if on.Header.Get("Refresh") != "5" {
+		t.Errorf("Refresh: %q", on.Header.Get("Refresh"))
+	}
+	on.has(t, `<a class="button plain small" href="/admin/rate_limits?only=upload">Pause</a>`, `aria-current="true">every 5 s`)
+	for _, path := range []string{with("5", time.Now().Add(-time.Second)), with("5", time.Now().Add(48*time.Hour)), with("1", time.Now().Add(time.Minute)), rateLimitsPath + "?every=5"} {
+		if a := f.show(t, path, admin); a.Header.Get("Refresh") != "" {
+			t.Errorf("%s loads itself again", path)
+		}
+	}
+	f.show(t, with("5", time.Now().Add(-time.Second)), admin).has(t, "The live view has ended by itself")
+}
+
+func TestTryALimitOnItsPage(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	admin := f.asAdmin(t, auth.RoleAdmin)
+	form := url.Values{"limit": {"1"}, "scale_ms": {"24"}, "unit": {"h"}, "algorithm": {"fixed_window"}, "action": {"try"}}
+	one := "/admin/tenants/" + f.tenant.ID.String() + "/limits/"
+	f.post(t, one+"activity_create", form, admin).has(t, "Not saved yet.", "there is nothing to try the limit against")
+	f.flood(t)
+	f.post(t, one+"activity_create", form, admin).has(t, "Not saved yet.", "Of 5 activities since", "The busiest second had")
+	if own := must(f.Tenants.Limits(t.Context(), f.tenant.ID)); strings.Contains(string(own), "86400000") {
+		t.Errorf("trying saved %s", own)
 	}
 }
