@@ -79,6 +79,8 @@ func TestDevNodes(t *testing.T) {
 		}
 	}
 
+	limitsOfAllNodes(t, d, there, chat)
+
 	// The others go on without one that is killed, and another process takes its place.
 	if err := syscall.Kill(d.Nodes[1].PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -115,6 +117,50 @@ func TestDevNodes(t *testing.T) {
 	if log := p.log.String(); strings.Contains(log, "level=ERROR") || strings.Contains(log, "not everything that was counted") {
 		t.Errorf("errors from start to stop:\n%s", log)
 	}
+}
+
+// What a limit does at one node is seen at each, and a counter that is reset at one is reset at all.
+func limitsOfAllNodes(t *testing.T, d demo, third *api, chat string) {
+	t.Helper()
+	const base = "/api/v1/management"
+	ops := make([]*api, len(d.Nodes))
+	for i, n := range d.Nodes {
+		ops[i] = newAPI(t, n.BaseURL, "Authorization", "Bearer "+d.ManagementToken)
+	}
+	limit := base + "/tenants/" + d.Tenant.ID + "/limits/activity_create"
+	ops[0].call(t, http.StatusOK, "PUT", limit, `{"limit":3,"scale_ms":86400000}`)
+	eventually(t, patience, "a refusal at the third node", func() bool {
+		a, err := third.try(t.Context(), "POST", "/api/v1/conversations/"+chat+"/activities", `{"text":"again"}`)
+		return err == nil && a.status == http.StatusTooManyRequests
+	})
+	type node struct{ Error *string }
+	for i := range ops {
+		all := data[struct {
+			TopRefused map[string][][2]any `json:"top_refused"`
+			Nodes      []node
+		}](t, ops[i].call(t, http.StatusOK, "GET", base+"/rate_limits", ""))
+		if top := all.TopRefused["activity_create"]; len(top) != 1 || top[0][0] != d.Tenant.ID || len(all.Nodes) != 3 || slices.ContainsFunc(all.Nodes, func(n node) bool { return n.Error != nil }) {
+			t.Errorf("node %d: most refused %v, nodes %+v", i+1, top, all.Nodes)
+		}
+	}
+	usage := base + "/rate_limits/usage?bucket=activity_create&subject=" + d.Tenant.ID
+	used := func(at *api) (n int) {
+		return data[struct{ Used int }](t, at.call(t, http.StatusOK, "GET", usage, "")).Used
+	}
+	for i := range ops {
+		eventually(t, patience, fmt.Sprintf("node %d to know of the use", i+1), func() bool { return used(ops[i]) >= 3 })
+	}
+	if a := ops[1].call(t, http.StatusOK, "DELETE", usage, ""); !data[struct{ Cleared bool }](t, a).Cleared {
+		t.Errorf("reset: %s", a.body)
+	}
+	for i := range ops {
+		eventually(t, patience, fmt.Sprintf("node %d to know of the reset", i+1), func() bool { return used(ops[i]) == 0 })
+	}
+	tried := data[[]struct{ Demand, Refused int }](t, ops[0].call(t, http.StatusOK, "POST", base+"/tenants/"+d.Tenant.ID+"/limits/preview", `{"activity_create":{"limit":1,"scale_ms":86400000}}`))
+	if len(tried) != 1 || tried[0].Demand < 2 || tried[0].Refused != tried[0].Demand-1 {
+		t.Errorf("tried: %+v", tried)
+	}
+	ops[0].call(t, http.StatusOK, "DELETE", limit, "")
 }
 
 // The nodes of a development cluster end with the process that started them, also when that is killed.
