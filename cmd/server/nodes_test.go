@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -161,6 +162,52 @@ func limitsOfAllNodes(t *testing.T, d demo, third *api, chat string) {
 		t.Errorf("tried: %+v", tried)
 	}
 	ops[0].call(t, http.StatusOK, "DELETE", limit, "")
+	metricsOfLimits(t, d)
+}
+
+// metricsOfLimits: every series that operators are promised is there, whatever has happened so far, and none names a tenant,
+// a key or an address.
+func metricsOfLimits(t *testing.T, d demo) {
+	t.Helper()
+	page := string(newAPI(t, d.BaseURL).call(t, http.StatusOK, "GET", "/metrics", "").body)
+	for _, series := range []string{
+		`converger_rate_limit_exceeded_count{bucket="web_page"} 0`,
+		`converger_rate_limit_decisions_total{backend="cluster",bucket="upload",decision="counted"} 0`,
+		`converger_rate_limit_decisions_total{backend="owner",bucket="login_ip",decision="refused"} 0`,
+		`converger_rate_limit_check_duration_seconds_count{backend="owner"} `,
+		`converger_rate_limit_keys{backend="cluster"} `, `converger_rate_limit_keys{backend="owner"} `,
+		`converger_rate_limit_keys_max{backend="cluster"} `,
+		`converger_rate_limit_evictions_total{backend="cluster"} `,
+		`converger_rate_limit_overflow{backend="cluster"} 0`,
+		`converger_rate_limit_overflow_total{backend="owner"} 0`,
+		`converger_rate_limit_sync_age_seconds{node="node3"} `, // which has counted
+		`converger_rate_limit_sync_batches_total{direction="received"} `, `converger_rate_limit_sync_bytes_total{direction="sent"} `,
+		`converger_rate_limit_sync_dropped_total{reason="clock"} 0`,
+		`converger_rate_limit_fallbacks_total{backend="owner",reason="malformed"} 0`,
+		`converger_cluster_clock_skew_seconds `, `converger_cluster_dropped_total{reason="queue_full"} `,
+	} {
+		if !strings.Contains(page, "\n"+series) {
+			t.Errorf("no series %s", series)
+		}
+	}
+	labels := regexp.MustCompile(`^converger_rate_limit_\w+\{(.*)\} `)
+	name := regexp.MustCompile(`(\w+)="[^"]*"`)
+	for line := range strings.Lines(page) {
+		m := labels.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		for _, l := range name.FindAllStringSubmatch(m[1], -1) {
+			if !slices.Contains([]string{"backend", "bucket", "decision", "direction", "kind", "le", "node", "reason"}, l[1]) {
+				t.Errorf("a label %s: %s", l[1], line)
+			}
+		}
+		for _, secret := range []string{d.Tenant.ID, "127.0.0.1", "cvg_"} {
+			if strings.Contains(m[1], secret) {
+				t.Errorf("a label tells whom it counted: %s", line)
+			}
+		}
+	}
 }
 
 // The nodes of a development cluster end with the process that started them, also when that is killed.
