@@ -57,6 +57,7 @@ type hub struct {
 	channels   *channel.Store
 	directory  *tenants.Directory
 	usage      *auth.Usage
+	refusals   *auth.Refusals
 	users      *auth.Users
 	sessions   *auth.Sessions
 	signIn     *auth.SignIn
@@ -120,7 +121,7 @@ func (h *hub) setSignIn(throttle *ratelimit.Login, reg prometheus.Registerer) er
 	h.sessions = auth.NewSessions(h.pool, auth.SessionOptions{Idle: h.cfg.SessionIdle, Absolute: h.cfg.SessionAbsolute},
 		sessionKey, retiredSessionKeys...)
 	h.signIn, err = auth.NewSignIn(auth.SignInConfig{Users: h.users, Sessions: h.sessions, Throttle: throttle, Directory: h.directory,
-		Key: deviceKey, Retired: retiredDeviceKeys, Registerer: reg, Logger: h.log})
+		Key: deviceKey, Retired: retiredDeviceKeys, Refusals: h.refusals, Registerer: reg, Logger: h.log})
 	return err
 }
 
@@ -197,6 +198,9 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	h.directory = tenants.NewDirectory(h.pool, tenants.DirectoryOptions{
 		TTL: cfg.DirectoryTTL, Derive: apphttp.NewDeriver(hasher, log), Registerer: reg, Logger: log})
 	h.usage = auth.NewUsage(h.tenants, log)
+	if h.refusals, err = auth.NewRefusals(h.tenants, reg, log); err != nil {
+		return nil, err
+	}
 	if err := h.setSignIn(throttle, reg); err != nil {
 		return nil, err
 	}
@@ -230,7 +234,7 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 		Directory: h.directory, Tenants: h.tenants, Channels: h.channels, Registry: registry, Activities: h.activities,
 		Uploads: upload.NewIntake(h.files, upload.Options{
 			MaxBytes: int64(cfg.UploadMaxBytes), Types: cfg.UploadAllowedTypes, Registerer: reg}),
-		Deliveries: h.deliveries, Rules: h.rules, Inbound: received, Limiter: limiter, Overview: seen, Hasher: hasher, Tokens: tokens, Usage: h.usage,
+		Deliveries: h.deliveries, Rules: h.rules, Inbound: received, Limiter: limiter, Overview: seen, Hasher: hasher, Tokens: tokens, Usage: h.usage, Refusals: h.refusals,
 		Users: h.users, Sessions: h.sessions, SignIn: h.signIn,
 		CursorKey: cursorKey, Pages: web.Files(), Logger: log, Registerer: reg, Gatherer: reg,
 		Checks: h.checks(), Draining: h.draining.Load,
@@ -346,6 +350,7 @@ func (h *hub) serve(ctx context.Context, listener net.Listener, ready func()) (e
 	life := newLifetimes(h.log, h.cfg.ShutdownTimeout)
 	life.start("directory", h.directory.Run)
 	life.start("usage", h.usage.Run)
+	life.start("refusals", h.refusals.Run)
 	if h.node != nil {
 		life.start("cluster", h.node.Run)
 		select { // what limits is not to be counted alone if others are there

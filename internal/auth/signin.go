@@ -95,7 +95,7 @@ type TenantNames interface {
 	TenantNamed(name string) (*tenants.TenantEntry, bool)
 }
 
-// SignInConfig is what a [SignIn] is made of. All but Retired, Registerer and Logger are required.
+// SignInConfig is what a [SignIn] is made of. All but Retired, Refusals, Registerer and Logger are required.
 type SignInConfig struct {
 	Users     *Users
 	Sessions  *Sessions
@@ -105,6 +105,7 @@ type SignInConfig struct {
 	// Retired keys still know their cookies.
 	Key        []byte
 	Retired    [][]byte
+	Refusals   *Refusals // hears of failures that are not recorded, for there are too many; optional
 	Registerer prometheus.Registerer
 	Logger     *slog.Logger
 }
@@ -462,6 +463,9 @@ func (s *SignIn) failed(ctx context.Context, v Visitor, a account, u User, known
 	}
 	if !s.strangers.Allow() {
 		s.unwritten.Inc()
+		if s.Refusals != nil {
+			s.Refusals.LeftOut()
+		}
 		return
 	}
 	e := tenants.Entry{Action: action, ResourceType: a.realm.String() + "_user", ResourceID: u.ID.String(), After: after}

@@ -1,6 +1,8 @@
 package http
 
 import (
+	"context"
+	"encoding/hex"
 	"fmt"
 	"net/url"
 	"strconv"
@@ -13,6 +15,7 @@ import (
 	"converger/internal/auth"
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/local"
+	"converger/internal/tenants"
 )
 
 // well expects an answer of 200.
@@ -379,5 +382,42 @@ func TestTryALimitOnItsPage(t *testing.T) {
 	f.post(t, one+"activity_create", form, admin).has(t, "Not saved yet.", "Of 5 activities since", "The busiest second had")
 	if own := must(f.Tenants.Limits(t.Context(), f.tenant.ID)); strings.Contains(string(own), "86400000") {
 		t.Errorf("trying saved %s", own)
+	}
+}
+
+// TestRefusedOperatorsAreAudited: an operator token that is refused leaves a record, without a query on the way of the answer.
+func TestRefusedOperatorsAreAudited(t *testing.T) {
+	t.Parallel()
+	var refusals *auth.Refusals
+	f := newFront(t, func(d *Deps) {
+		refusals = must(auth.NewRefusals(d.Tenants, nil, d.Logger))
+		d.Refusals = refusals
+	})
+	token, text, err := f.Tenants.CreateOperatorToken(t.Context(), testActor, tenants.NewOperatorToken{Name: "old"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	must(f.Tenants.RevokeOperatorToken(t.Context(), testActor, token.ID, time.Now(), false))
+	f.refresh(t)
+	hash := must(tenants.ParseOperatorToken(text.Reveal()))
+	before := f.queries.Count()
+	f.call(t, "GET", managementPrefix+"/tenants", "", bearer(text.Reveal()), header("X-Request-Id", "req_refused")).is(t, 401, "")
+	f.call(t, "GET", managementPrefix+"/tenants", "", bearer("cvg_op_nonsense")).is(t, 401, "")
+	if n := f.queries.Count() - before; n > 1 { // the directory's early poll, for a token that may be new
+		t.Errorf("%d queries for refused requests", n)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if err := refusals.Run(ctx); err != nil { // writes what waits
+		t.Fatal(err)
+	}
+	var changes string
+	if err := f.pool.QueryRow(t.Context(), `SELECT resource_id || ' ' || request_id || ' ' || changes FROM audit_log WHERE action = 'refused'`).Scan(&changes); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{hex.EncodeToString(hash[:8]) + " req_refused ", "unknown", "192.0.2.1"} {
+		if !strings.Contains(changes, want) {
+			t.Errorf("the record lacks %s: %s", want, changes)
+		}
 	}
 }

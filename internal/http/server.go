@@ -79,7 +79,8 @@ type Deps struct {
 	Overview   *overview.Overview // of Limiter, made with NewPolicyOf
 	Hasher     ratelimit.Hasher
 	Tokens     *auth.Tokens
-	Usage      Usage // optional
+	Usage      Usage          // optional
+	Refusals   *auth.Refusals // optional
 	Users      *auth.Users
 	Sessions   *auth.Sessions
 	SignIn     *auth.SignIn

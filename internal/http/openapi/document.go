@@ -337,8 +337,8 @@ func (op *operation) hasPage() bool {
 func (b *builder) given(op *operation, from parameters, in string) []*Parameter {
 	var list []*Parameter
 	for _, p := range from {
-		needed := false
-		p.Name, needed = strings.CutSuffix(p.Name, "!")
+		name, needed := strings.CutSuffix(p.Name, "!")
+		p.Name = name
 		if p.Value.Type == nil && p.Value.Ref == "" {
 			shared := b.common.Parameters[p.Name]
 			if shared == nil {

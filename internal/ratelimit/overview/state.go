@@ -267,7 +267,7 @@ func merge(l *ratelimit.Limiter, nodes []From[State]) Picture {
 				if !known {
 					j = len(out.Top)
 					at[h.Key] = j
-					out.Top = append(out.Top, Heavy{Subject: h.subject.shown()})
+					out.Top = append(out.Top, Heavy{Subject: h.shown()})
 				}
 				out.Top[j].Count += h.Count
 				out.Top[j].Subject = better(out.Top[j].Subject, h.subject)
@@ -286,7 +286,7 @@ func merge(l *ratelimit.Limiter, nodes []From[State]) Picture {
 			continue
 		}
 		for _, r := range f.Answer.Recent {
-			p.Recent = append(p.Recent, Refusal{r.subject.shown(), r.Bucket, f.ID, time.UnixMilli(r.First).UTC(), time.UnixMilli(r.Last).UTC(),
+			p.Recent = append(p.Recent, Refusal{r.shown(), r.Bucket, f.ID, time.UnixMilli(r.First).UTC(), time.UnixMilli(r.Last).UTC(),
 				r.Count, r.Limit, r.ScaleMs, r.RetryAfterMs, r.Counted})
 		}
 		if c := f.Answer.Connections; c != nil {
