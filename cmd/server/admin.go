@@ -64,7 +64,7 @@ type adminCreateCmd struct {
 	adminFlags
 	Email string `arg:"" help:"Address, by which the administrator signs in."`
 	Name  string `help:"Name, for people."`
-	Role  string `help:"What the administrator may do: ${enum}." enum:"super_admin,admin,viewer" default:"super_admin"`
+	Role  string `help:"What the administrator may do: super_admin everything, admin all but manage administrators, viewer only look." enum:"super_admin,admin,viewer" default:"super_admin"`
 }
 
 func (c adminCreateCmd) Run(e *env) error {

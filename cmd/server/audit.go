@@ -3,7 +3,7 @@ package main
 type auditCmd struct {
 	managementFlags
 	Tenant       string `help:"Only changes of this tenant, by id or name." placeholder:"TENANT"`
-	ActorType    string `help:"Only by this kind of caller: operator, tenant_api, admin, tenant_user, system." placeholder:"TYPE"`
+	ActorType    string `help:"Only by this kind of caller: operator, admin, tenant_api, channel, tenant_user or system." placeholder:"TYPE"`
 	Actor        string `help:"Only by this caller, such as the id of a token." placeholder:"ID"`
 	Action       string `help:"Only this action, such as create, update, revoke." placeholder:"WORD"`
 	ResourceType string `help:"Only things of this type, such as channel." placeholder:"TYPE"`
@@ -17,9 +17,8 @@ type auditCmd struct {
 func (auditCmd) Help() string {
 	return `Examples:
 
-server audit --tenant acme --from 2026-11-30
-
-server audit --resource-type operator_token --action revoke --json`
+    server audit --tenant acme --from 2026-11-30
+    server audit --resource-type operator_token --action revoke --json`
 }
 
 func (c auditCmd) Run(e *env) error {

@@ -439,7 +439,7 @@ func (s *site) administrator(t *testing.T) {
 	b.fill("limit", "2000000000")
 	b.fill("scale_ms", "2")
 	b.click(422, one, `button[value="save"]`)
-	b.shows("Limit must be a whole number from 0 (refuse everything) to 1000000000.")
+	b.shows("Limit must be a whole number from 0 (refuse everything) to 1,000,000,000.")
 	if got := b.focused(); got != "limit" {
 		t.Errorf("the focus is on %q", got)
 	}

@@ -17,20 +17,21 @@ type channelsCmd struct {
 	Update       channelsUpdateCmd `cmd:"" help:"Change a channel's name, status, config or pace."`
 	RotateSecret channelsSecretCmd `cmd:"" help:"Give a channel a new secret and print it, once; the old one is honoured for a while."`
 	Pause        channelsPauseCmd  `cmd:"" help:"Hold a channel's deliveries until it is resumed."`
-	Resume       channelsResumeCmd `cmd:"" help:"Let a channel's deliveries go on; closes an open circuit too."`
+	Resume       channelsResumeCmd `cmd:"" help:"Let a channel's deliveries go on: after a pause, or at once where failures hold them (an open circuit)."`
 	Delete       channelsDeleteCmd `cmd:"" help:"Delete a channel; its conversations stay readable."`
 }
 
 // channelSettings are what create and update have in common; nil or empty for what is not given.
 type channelSettings struct {
-	Mode             string  `help:"In which direction messages go: inbound, outbound or duplex; what the type can, unless given." enum:"inbound,outbound,duplex," default:"" placeholder:"MODE"`
-	Status           string  `help:"Whether it receives and sends: active or inactive." enum:"active,inactive," default:"" placeholder:"STATUS"`
+	Mode             string  `help:"Direction of messages: inbound, outbound or duplex (both). A new channel does all that its type can." enum:"inbound,outbound,duplex," default:"" placeholder:"MODE"`
+	Status           string  `help:"Whether it receives and sends: active or inactive. A new channel is active." enum:"active,inactive," default:"" placeholder:"STATUS"`
 	Config           string  `help:"Settings of the type, as a JSON object." placeholder:"JSON" xor:"config"`
 	ConfigFile       string  `help:"File with that JSON, for settings that are secret; /dev/stdin for standard input." type:"path" placeholder:"FILE" xor:"config"`
-	RateLimit        *string `help:"Pace of its deliveries, such as 80/s, 600/m or 1000/h; none for no limit." placeholder:"PACE"`
-	MaxInFlight      *int    `help:"Most attempts at one time over all nodes." placeholder:"N"`
-	Ordered          *bool   `help:"Keep the order of each conversation." negatable:""`
-	RequireSignature *bool   `help:"Refuse webhooks that are not signed." negatable:""`
+	RateLimit        *string `help:"Pace of its deliveries, such as 80/s, 600/m or 1000/h; none for no limit, as a new channel has it." placeholder:"PACE"`
+	RetryPolicy      string  `help:"When failed attempts are repeated, as a JSON object, such as {\"max_attempts\":5,\"backoff\":\"fixed\",\"base_ms\":60000}; what it leaves out is the installation's." placeholder:"JSON"`
+	MaxInFlight      *int    `help:"Most attempts to deliver under way at one time, over all nodes. 100 for a new channel." placeholder:"N"`
+	Ordered          *bool   `help:"Keep the order of each conversation. A new channel does." negatable:""`
+	RequireSignature *bool   `help:"Refuse webhooks that are not signed. A new channel does." negatable:""`
 }
 
 // body is the members that were given.
@@ -64,14 +65,23 @@ func (s channelSettings) body() (members, error) {
 			return nil, fmt.Errorf("config of the channel: %w", err)
 		}
 	}
-	if len(text) > 0 {
-		var config members
-		if json.Unmarshal(text, &config) != nil || config == nil { // its error might quote a secret
-			return nil, misused("the config must be a JSON object, such as {\"url\":\"https://example.com/hook\"}")
-		}
-		b["config"] = json.RawMessage(text)
+	if err := setJSON(b, "config", text, `{"url":"https://example.com/hook"}`); err != nil {
+		return nil, err
 	}
-	return b, nil
+	return b, setJSON(b, "retry_policy", []byte(s.RetryPolicy), `{"max_attempts":5}`)
+}
+
+// setJSON sets a member to a JSON object, if text is not empty.
+func setJSON(b members, name string, text []byte, example string) error {
+	var object members
+	switch {
+	case len(text) == 0:
+		return nil
+	case json.Unmarshal(text, &object) != nil || object == nil: // the error of Unmarshal might quote a secret
+		return misused(fmt.Sprintf("the %s must be a JSON object, such as %s", name, example))
+	}
+	b[name] = json.RawMessage(text)
+	return nil
 }
 
 type channelsCreateCmd struct {
@@ -86,7 +96,7 @@ type channelsCreateCmd struct {
 func (channelsCreateCmd) Help() string {
 	return `The secret alone goes to standard output, so that a script can keep it:
 
-SECRET=$(server channels create acme webhook app --config '{"url":"https://example.com/hook"}')`
+    SECRET=$(server channels create acme webhook app --config '{"url":"https://example.com/hook"}')`
 }
 
 func (c channelsCreateCmd) Run(e *env) error {
@@ -172,6 +182,7 @@ func (c channelsShowCmd) Run(e *env) error {
 
 type channelsUpdateCmd struct {
 	channelArg
+	guard
 	Name *string `help:"New name." placeholder:"NAME"`
 	channelSettings
 }
@@ -180,9 +191,8 @@ type channelsUpdateCmd struct {
 func (channelsUpdateCmd) Help() string {
 	return `Members of the config that are left out stay. Examples:
 
-server channels update 01a22bed-4fce-7919-9f38-f5f2e99b7618 --status inactive
-
-server channels update 01a22bed-4fce-7919-9f38-f5f2e99b7618 --config '{"url":"https://example.com/new"}' --rate-limit 80/s`
+    server channels update 01a22bed-4fce-7919-9f38-f5f2e99b7618 --status inactive
+    server channels update 01a22bed-4fce-7919-9f38-f5f2e99b7618 --config '{"url":"https://example.com/new"}' --rate-limit 80/s`
 }
 
 func (c channelsUpdateCmd) Run(e *env) error {
@@ -202,6 +212,7 @@ func (c channelsUpdateCmd) Run(e *env) error {
 
 type channelsSecretCmd struct {
 	channelArg
+	guard
 	Overlap time.Duration `help:"How long the old secret is honoured." default:"24h"`
 }
 
@@ -233,7 +244,10 @@ func (c channelsResumeCmd) Run(e *env) error {
 	return h.done(o, "%s delivers again.", c.Channel)
 }
 
-type channelsDeleteCmd struct{ channelArg }
+type channelsDeleteCmd struct {
+	channelArg
+	guard
+}
 
 func (c channelsDeleteCmd) Run(e *env) error {
 	h, o, err := c.call(e, http.MethodDelete, "", nil)

@@ -23,12 +23,14 @@ type env struct {
 	ctx            context.Context
 	getenv         func(string) string
 	stdout, stderr io.Writer
+
+	ifMatch string // what --if-match says, see guard
 }
 
 // cli is the grammar of the command line. Each command's Run method stands in the file of its subject.
 type cli struct {
 	Dev      devCmd      `cmd:"" help:"Run a hub on a private database with a demo tenant, for trying out and for development."`
-	Serve    serveCmd    `cmd:"" help:"Run the hub, configured by environment variables (see config doc)."`
+	Serve    serveCmd    `cmd:"" help:"Run the hub, configured by environment variables: server config doc lists them."`
 	Migrate  migrateCmd  `cmd:"" help:"Bring the database to this version's schema, or show where it stands."`
 	Config   configCmd   `cmd:"" help:"Check the configuration, or explain every variable."`
 	Operator operatorCmd `cmd:"" help:"Make and revoke the tokens of operators, straight in the database."`
@@ -38,6 +40,7 @@ type cli struct {
 	Tenant        tenantCmd        `cmd:"" group:"manage" help:"Make, show, change and suspend tenants."`
 	Channels      channelsCmd      `cmd:"" group:"manage" help:"Make, change, pause and delete the channels of tenants."`
 	Keys          keysCmd          `cmd:"" group:"manage" help:"Make, rotate and revoke the API keys of tenants."`
+	Rules         rulesCmd         `cmd:"" group:"manage" help:"Show and change the routing rules of tenants, which copy activities of a channel to others."`
 	Limits        limitsCmd        `cmd:"" group:"manage" help:"Show and change the limits of tenants."`
 	Users         usersCmd         `cmd:"" group:"manage" help:"Make and change the people who sign in to the pages."`
 	Deliveries    deliveriesCmd    `cmd:"" group:"manage" help:"Look at deliveries, and send failed ones again."`
@@ -56,6 +59,7 @@ type cli struct {
 
 // run is the whole program but for the process around it: the tests start it the same way.
 func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) error {
+	e := &env{ctx: ctx, getenv: getenv, stdout: stdout, stderr: stderr}
 	exited := false
 	parser, err := kong.New(&cli{},
 		kong.Name("server"),
@@ -64,6 +68,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		kong.ExplicitGroups([]kong.Group{{Key: "manage", Title: "Manage a running hub (--server, CONVERGER_URL and CONVERGER_TOKEN):"}}),
 		kong.Vars{"version": "converger " + version},
 		kong.Writers(stdout, stderr),
+		kong.Bind(e),
 		kong.Exit(func(int) { exited = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
 	)
@@ -87,7 +92,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		fmt.Fprintf(stderr, "server: %v\nTry: %s --help\n", err, command)
 		return errUsage
 	}
-	return kctx.Run(&env{ctx: ctx, getenv: getenv, stdout: stdout, stderr: stderr})
+	return kctx.Run()
 }
 
 type versionCmd struct{}

@@ -53,6 +53,39 @@ func TestHelp(t *testing.T) {
 	}
 }
 
+// Examples can be pasted: each stands on a line of its own and is understood.
+func TestExamplesOfHelp(t *testing.T) {
+	t.Parallel()
+	parser, err := kong.New(&cli{}, kong.Name("server"), kong.Bind(&env{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	for _, leaf := range parser.Model.Leaves(true) {
+		help := runOK(t, nil, append(strings.Fields(leaf.FullPath())[1:], "--help")...)
+		for line := range strings.Lines(leaf.Detail) {
+			_, command, found := strings.Cut(strings.TrimRight(line, "\n"), "server ")
+			if !found {
+				continue
+			}
+			if !strings.Contains(help, line[:len(line)-1]) {
+				t.Errorf("%s --help breaks the example\n%s", leaf.FullPath(), line)
+			}
+			words, err := exec.CommandContext(t.Context(), "sh", "-c", `printf '%s\n' `+strings.TrimSuffix(command, ")")).Output()
+			if err != nil {
+				t.Fatalf("%s: %v", line, err)
+			}
+			if _, err := parser.Parse(strings.Split(strings.TrimSuffix(string(words), "\n"), "\n")); err != nil {
+				t.Errorf("%s: %v", line, err)
+			}
+			tried++
+		}
+	}
+	if tried < 15 {
+		t.Errorf("found %d examples only", tried)
+	}
+}
+
 // squeeze undoes line breaks.
 func squeeze(s string) string { return strings.Join(strings.Fields(s), " ") }
 

@@ -28,7 +28,7 @@ type deliveriesListCmd struct {
 func (deliveriesListCmd) Help() string {
 	return `Example:
 
-server deliveries list acme --status failed --from 2026-11-30T10:02:00Z --to 2026-11-30T10:05:00Z`
+    server deliveries list acme --status failed --from 2026-11-30T10:02:00Z --to 2026-11-30T10:05:00Z`
 }
 
 func (c deliveriesListCmd) Run(e *env) error {
@@ -83,9 +83,8 @@ type deliveriesReplayCmd struct {
 func (deliveriesReplayCmd) Help() string {
 	return `Examples:
 
-server deliveries replay acme 01a22bec-ac96-7d00-b66c-85ff5215fb3a
-
-server deliveries replay acme --channel 01a22bed-4fce-7919-9f38-f5f2e99b7618 --from 2026-11-30T10:02:00Z`
+    server deliveries replay acme 01a22bec-ac96-7d00-b66c-85ff5215fb3a
+    server deliveries replay acme --channel 01a22bed-4fce-7919-9f38-f5f2e99b7618 --from 2026-11-30T10:02:00Z`
 }
 
 func (c deliveriesReplayCmd) Run(e *env) error {

@@ -36,7 +36,7 @@ type devCmd struct {
 	Addr        string `help:"Address to serve on." default:"127.0.0.1:4000"`
 	DatabaseURL string `help:"Use this database instead of a private one. It must hold no tenants, or be a development database already." placeholder:"postgres://…"`
 	ReceiverURL string `help:"Where the demo's webhook channel delivers to." default:"http://127.0.0.1:4100/"`
-	Nodes       int    `help:"Nodes to run: each more than one is a process of its own, on the next port, and all are one cluster." default:"1"`
+	Nodes       int    `help:"How many nodes to run as one cluster: this process, and for each more a process of its own, on the next port." default:"1"`
 }
 
 // devMark is the comment that tells a development database from one that somebody lives on.

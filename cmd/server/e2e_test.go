@@ -295,7 +295,7 @@ func TestRouting(t *testing.T) {
 		t.Error("a node that starts doesn't know the rule")
 	}
 	c.api.call(t, 200, "PATCH", "/api/v1/routing_rules/"+fmt.Sprint(rule["id"]), `{"routing_rule":{"enabled":false}}`)
-	eventually(t, time.Second, "the neighbour to follow", func() bool { return !routed() })
+	eventually(t, withinASecond, "the neighbour to follow", func() bool { return !routed() })
 }
 
 // paste runs what `server dev` printed as a newcomer would, in a shell, and returns what that printed. The one line that
@@ -723,7 +723,7 @@ func TestOverrideIsInForceWithinASecond(t *testing.T) {
 	eventually(t, patience, "the neighbour to know the tenant", func() bool { return policy() == `"activity_create";q=100;w=1` })
 	began := time.Now()
 	ops.call(t, 200, "PUT", "/api/v1/management/tenants/"+c.id+"/limits/activity_create", `{"limit":20,"scale_ms":3600000}`)
-	eventually(t, time.Second, "the override on the neighbour", func() bool { return policy() == `"activity_create";q=20;w=3600` })
+	eventually(t, withinASecond, "the override on the neighbour", func() bool { return policy() == `"activity_create";q=20;w=3600` })
 	t.Logf("in force on another node after %s", time.Since(began))
 
 	untilWithin(t, time.Hour, func() {

@@ -20,15 +20,15 @@ type keysCreateCmd struct {
 	managementFlags
 	tenantArg
 	Name    string        `arg:"" help:"What the key is for."`
-	Scope   []string      `help:"What it may do, ${enum}; both by default." enum:"read,write" placeholder:"SCOPE"`
-	Expires time.Duration `help:"Life of the key, such as 2160h; without it the key does not expire." placeholder:"DURATION"`
+	Scope   []string      `help:"What it may do: read or write; once for each, or neither for both." enum:"read,write" placeholder:"SCOPE"`
+	Expires time.Duration `help:"Life of the key, in hours: 2160h for 90 days; without it the key does not expire." placeholder:"DURATION"`
 }
 
 // Help shows an example.
 func (keysCreateCmd) Help() string {
 	return `The key alone goes to standard output, so that a script can keep it:
 
-KEY=$(server keys create acme "order service" --scope read --scope write --expires 2160h)`
+    KEY=$(server keys create acme "order service" --scope read --scope write --expires 2160h)`
 }
 
 func (c keysCreateCmd) Run(e *env) error {
@@ -89,7 +89,7 @@ type keysRotateCmd struct {
 func (keysRotateCmd) Help() string {
 	return `The successor has the old key's name, scopes and expiry. Example:
 
-server keys rotate acme 01a22bec-ac96-7d00-b66c-85ff5215fb3a --overlap 72h`
+    server keys rotate acme 01a22bec-ac96-7d00-b66c-85ff5215fb3a --overlap 72h`
 }
 
 // Run makes the successor first: whatever fails, the caller has a key that works.
@@ -132,7 +132,7 @@ func (c keysRotateCmd) Run(e *env) error {
 type keysRevokeCmd struct {
 	managementFlags
 	keyArgs
-	Overlap time.Duration `help:"How long it works on; without it no longer." placeholder:"DURATION"`
+	Overlap time.Duration `help:"How long it works on, such as 24h; without it it ends at once." placeholder:"DURATION"`
 }
 
 func (c keysRevokeCmd) Run(e *env) error {

@@ -61,7 +61,7 @@ func shortDuration(d time.Duration) string {
 type limitsGetCmd struct {
 	managementFlags
 	tenantArg
-	Bucket string `arg:"" optional:"" help:"The bucket; without it all."`
+	Bucket string `arg:"" optional:"" help:"Name of the bucket, such as activity_create; without it all."`
 }
 
 func (c limitsGetCmd) Run(e *env) error {
@@ -90,10 +90,10 @@ func (c limitsGetCmd) Run(e *env) error {
 
 // ruleArgs are a limit as people write it.
 type ruleArgs struct {
-	Bucket    string `arg:"" help:"The bucket, see limits get."`
+	Bucket    string `arg:"" help:"Name of the bucket, such as activity_create, see limits get."`
 	Rate      string `arg:"" help:"How many in which time, such as 200/1s or 5000/1m; 0/1s refuses everything."`
 	Algorithm string `help:"How it is counted: fixed_window, sliding_window or token_bucket; by default as the bucket's default is." enum:"fixed_window,sliding_window,token_bucket," default:"" placeholder:"NAME"`
-	Burst     *int   `help:"Of token_bucket: how many at once." placeholder:"N"`
+	Burst     *int   `help:"Of token_bucket: how many at once after a pause; as many as the limit unless given." placeholder:"N"`
 }
 
 // rule is the limit as the API takes it.
@@ -117,6 +117,7 @@ func (c ruleArgs) rule() (members, error) {
 type limitsSetCmd struct {
 	managementFlags
 	tenantArg
+	guard
 	ruleArgs
 }
 
@@ -124,9 +125,8 @@ type limitsSetCmd struct {
 func (limitsSetCmd) Help() string {
 	return `Examples:
 
-server limits set acme activity_create 200/1s
-
-server limits set acme api_read 5000/1m --algorithm token_bucket --burst 100`
+    server limits set acme activity_create 200/1s
+    server limits set acme api_read 5000/1m --algorithm token_bucket --burst 100`
 }
 
 func (c limitsSetCmd) Run(e *env) error {
@@ -140,7 +140,8 @@ func (c limitsSetCmd) Run(e *env) error {
 type limitsUnsetCmd struct {
 	managementFlags
 	tenantArg
-	Bucket string `arg:"" help:"The bucket, see limits get."`
+	guard
+	Bucket string `arg:"" help:"Name of the bucket, such as activity_create, see limits get."`
 }
 
 func (c limitsUnsetCmd) Run(e *env) error {

@@ -55,11 +55,9 @@ func (limitsTopCmd) Help() string {
 
 What stands under WHOM is what limits show, limits clear-usage and, for addresses, ranges add deny take:
 
-server limits top --bucket unknown_caller
-
-server limits show unknown_caller 203.0.113.7
-
-server ranges add deny 203.0.113.7 --expires 1h --note "guessing keys"`
+    server limits top --bucket unknown_caller
+    server limits show unknown_caller 203.0.113.7
+    server ranges add deny 203.0.113.7 --expires 1h --note "guessing keys"`
 }
 
 func (c limitsTopCmd) Run(e *env) error {
@@ -137,11 +135,9 @@ type limitsShowCmd struct {
 func (limitsShowCmd) Help() string {
 	return `Examples:
 
-server limits show activity_create acme
-
-server limits show login_account admin jane@example.com
-
-server limits show unknown_caller 2001:db8::1`
+    server limits show activity_create acme
+    server limits show login_account admin jane@example.com
+    server limits show unknown_caller 2001:db8::1`
 }
 
 func (c limitsShowCmd) Run(e *env) error {
@@ -179,7 +175,7 @@ type limitsClearCmd struct {
 func (limitsClearCmd) Help() string {
 	return `The whole budget is free again at once, on every node; what was refused stays counted. It is in the audit log. To do it again is harmless.
 
-server limits clear-usage login_account admin jane@example.com`
+    server limits clear-usage login_account admin jane@example.com`
 }
 
 // partly is a change that did not reach every node.
@@ -230,7 +226,7 @@ type limitsTryCmd struct {
 func (limitsTryCmd) Help() string {
 	return `Nothing is saved. The demand is that of the tenant's busiest subjects on all nodes.
 
-server limits try acme activity_create 50/1s`
+    server limits try acme activity_create 50/1s`
 }
 
 func (c limitsTryCmd) Run(e *env) error {

@@ -45,6 +45,9 @@ func TestMain(m *testing.M) {
 // patience is how long a test waits for what should happen at once: two busy processors and the race detector included.
 const patience = 40 * time.Second
 
+// withinASecond is how long a test waits for what is promised within a second: beyond that it is the machine's.
+const withinASecond = 10 * time.Second
+
 // journal keeps what a program writes, and lets a test wait for a line. Safe for concurrent use.
 type journal struct {
 	mu      sync.Mutex

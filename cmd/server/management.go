@@ -29,6 +29,25 @@ type managementFlags struct {
 	JSON      bool   `name:"json" help:"Print the hub's answer as JSON."`
 }
 
+// guard is the flag of commands that change a setting which has an entity tag. The tag goes with every change that the command
+// asks for.
+type guard struct {
+	IfMatch *string `help:"Change it only if nobody has since it was shown with this ETAG; without it, whatever it is by now." placeholder:"ETAG"`
+}
+
+// AfterApply is called by kong when the command line is read.
+func (g guard) AfterApply(e *env) error {
+	if g.IfMatch == nil {
+		return nil
+	}
+	tag := strings.Trim(*g.IfMatch, `"`)
+	if tag == "" { // of a script whose first command has failed
+		return errors.New("--if-match is empty: pass the ETAG that the setting was shown with, or leave the flag out to change it whatever it is by now")
+	}
+	e.ifMatch = `"` + tag + `"`
+	return nil
+}
+
 // hubClient calls the management API of a hub as anybody with a token can.
 type hubClient struct {
 	e     *env
@@ -93,8 +112,11 @@ func (p *problem) Error() string {
 		fmt.Fprintf(&b, "\n  %s %s", strings.TrimPrefix(f.Pointer, "#/"), f.Detail)
 	}
 	next := apphttp.Remedy(p.Code)
-	if p.Code == "confirmation_required" {
+	switch p.Code {
+	case "confirmation_required":
 		next = "If you mean it, and there is another way in, pass --force."
+	case "precondition_failed":
+		next = "Show it again and look at what has changed. To go on, repeat the command with the new ETAG; without --if-match it is changed in any case."
 	}
 	if next != "" && (len(p.Errors) > 0 || p.Code != "validation_failed") { // its remedy speaks of the list of errors
 		b.WriteString("\n" + next)
@@ -143,6 +165,8 @@ type pageMeta struct {
 type envelope struct {
 	Data json.RawMessage `json:"data"`
 	Meta pageMeta        `json:"meta"`
+
+	etag string // without quotes; "" for none
 }
 
 // call asks for one thing. in is sent as JSON, nil for no body.
@@ -169,6 +193,9 @@ func (h *hubClient) call(method, path string, query url.Values, in any) (envelop
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
+	if method != http.MethodGet && h.e.ifMatch != "" {
+		req.Header.Set("If-Match", h.e.ifMatch)
+	}
 	res, err := h.http.Do(req)
 	if err != nil {
 		return answer, &unreachable{err, h.base}
@@ -185,6 +212,7 @@ func (h *hubClient) call(method, path string, query url.Values, in any) (envelop
 		}
 		return answer, &p
 	}
+	answer.etag = strings.Trim(res.Header.Get("Etag"), `"`)
 	if len(text) == 0 {
 		return answer, nil
 	}
@@ -197,14 +225,23 @@ func (h *hubClient) call(method, path string, query url.Values, in any) (envelop
 // get asks for one object.
 func (h *hubClient) get(path string) (members, error) { return h.do(http.MethodGet, path, nil) }
 
-// do asks for one object, or for a change that answers with one.
+// etagMember is where do puts the entity tag of a setting.
+const etagMember = "etag"
+
+// do asks for one object, or for a change that answers with one. A setting's entity tag becomes a member of it.
 func (h *hubClient) do(method, path string, in any) (members, error) {
 	answer, err := h.call(method, path, nil, in)
 	if err != nil || answer.Data == nil {
 		return nil, err
 	}
-	var o members
-	return o, decode(answer.Data, &o)
+	o := members{}
+	if err := decode(answer.Data, &o); err != nil {
+		return nil, err
+	}
+	if answer.etag != "" {
+		o[etagMember] = answer.etag
+	}
+	return o, nil
 }
 
 // decode keeps the digits of numbers.
@@ -314,7 +351,7 @@ func (h *hubClient) showList(items []members, more bool, none string, columns ..
 	return nil
 }
 
-// show prints one object, a line for each of the columns, or as JSON.
+// show prints one object, a line for each of the columns and for its entity tag, or as JSON.
 func (h *hubClient) show(o members, columns ...column) error {
 	if h.json {
 		return h.showJSON(o)
@@ -322,6 +359,9 @@ func (h *hubClient) show(o members, columns ...column) error {
 	w := tabwriter.NewWriter(h.e.stdout, 0, 4, 2, ' ', 0)
 	for _, c := range columns {
 		fmt.Fprintf(w, "%s\t%s\n", c.title, cell(o, c.member))
+	}
+	if o[etagMember] != nil {
+		fmt.Fprintf(w, "ETAG\t%s\n", cell(o, etagMember))
 	}
 	return w.Flush()
 }

@@ -4,15 +4,18 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/google/uuid"
 
 	"converger/migrations/pgtest"
@@ -78,6 +81,7 @@ func TestRefusalsOfTheHub(t *testing.T) {
 			exitRefused, []string{"\n  name must not be empty\n"}},
 		{422, `{"title":"Invalid fields","detail":"Not of this one.","code":"validation_failed","request_id":"req_2"}`, exitRefused, []string{"Not of this one.\n(request req_2)"}},
 		{409, `{"title":"Confirmation required","detail":"Sure?","code":"confirmation_required"}`, exitRefused, []string{"pass --force"}},
+		{412, `{"title":"Changed meanwhile","detail":"Read it again.","code":"precondition_failed"}`, exitRefused, []string{"Read it again.\nShow it again", "the new ETAG"}},
 		{429, `{"title":"Too many requests","detail":"come back in 1 s","code":"rate_limited"}`, exitUnavailable, []string{"come back in 1 s"}},
 		{503, `{"title":"Unavailable","detail":"x","code":"unavailable"}`, exitUnavailable, nil},
 		{502, `<html>Bad gateway`, exitUnavailable, []string{"502 Bad Gateway", "the right address"}},
@@ -144,6 +148,63 @@ func TestTables(t *testing.T) {
 	}
 }
 
+// A tag that is given goes with the change that it is for, whatever looks up the thing before; without one nothing is expected.
+func TestGuardedChanges(t *testing.T) {
+	t.Parallel()
+	id := uuid.NewString()
+	commands := map[string][]string{
+		"tenant update": {id, "--name", "x"}, "tenant suspend": {id}, "tenant activate": {id}, "tenant upload-types set": {id, "image/png"}, "tenant upload-types reset": {"Acme"},
+		"channels update": {id, "--name", "x"}, "channels rotate-secret": {id}, "channels delete": {id}, "rules update": {"Acme", id, "--no-enabled"}, "rules delete": {id, id},
+		"limits set": {"Acme", "upload", "1/1s"}, "limits unset": {id, "upload"}, "users update": {"ada@example.com", "--admins", "--name", "x"},
+		"users disable": {id, "--admins"}, "users enable": {id, "--tenant", "Acme"}, "users delete": {id, "--admins"},
+		"ranges update": {"192.0.2.0/24", "--note", "x"}, "ranges remove": {id},
+	}
+	parser, err := kong.New(&cli{}, kong.Name("server"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, leaf := range parser.Model.Leaves(true) {
+		name := strings.TrimPrefix(leaf.FullPath(), "server ")
+		for _, f := range leaf.Flags {
+			if _, known := commands[name]; f.Name == "if-match" && !known {
+				t.Errorf("server %s takes --if-match and is not tried here", name)
+			}
+		}
+	}
+	for name, args := range commands {
+		var changes []string
+		hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodGet {
+				changes = append(changes, strings.Join(r.Header.Values("If-Match"), "; "))
+				_, _ = w.Write([]byte(`{"data":{}}`))
+				return
+			}
+			if r.Header.Get("If-Match") != "" {
+				t.Errorf("server %s looks something up with If-Match", name)
+			}
+			_, _ = w.Write([]byte(`{"data":[{"id":"` + id + `","cidr":"192.0.2.0/24"}],"meta":{}}`))
+		}))
+		environ := map[string]string{"CONVERGER_URL": hub.URL, "CONVERGER_TOKEN": "t"}
+		args = slices.Concat(strings.Fields(name), args, []string{"--dir", t.TempDir()})
+		for given, want := range map[string]string{"": "", "7.0123456789abcdef": `"7.0123456789abcdef"`, `"7.0"`: `"7.0"`} {
+			changes = nil
+			line := args
+			if given != "" {
+				line = append(slices.Clone(args), "--if-match", given)
+			}
+			runOK(t, environ, line...)
+			if len(changes) != 1 || changes[0] != want {
+				t.Errorf("server %s: changes with If-Match %q, want one with %q", strings.Join(line, " "), changes, want)
+			}
+		}
+		hub.Close()
+		p := start(t, environ, append(args, "--if-match", "")...)
+		if err := p.result(t); !errors.Is(err, errUsage) || !strings.Contains(p.log.String(), "--if-match is empty") {
+			t.Errorf("server %s with an empty tag: %v\n%s", name, err, p.log)
+		}
+	}
+}
+
 // Activities are paged by watermark, everything else by cursor.
 func TestActivitiesFollowTheWatermark(t *testing.T) {
 	t.Parallel()
@@ -168,7 +229,7 @@ func TestActivitiesFollowTheWatermark(t *testing.T) {
 func TestManageByShell(t *testing.T) {
 	t.Parallel()
 	url := pgtest.New(t)
-	p := serve(t, url, nil)
+	p := serve(t, url, map[string]string{"BCRYPT_COST": "10"})
 	token := strings.TrimSpace(runOK(t, nil, "operator", "create", "Ada", "--database-url", url))
 	environ := map[string]string{"CONVERGER_URL": p.base, "CONVERGER_TOKEN": token}
 	dir := t.TempDir()
@@ -239,8 +300,9 @@ func TestManageByShell(t *testing.T) {
 	list = says("app", "channels", "list", "Acme")
 	ch := fromJSON(says("", "channels", "create", "Acme", "echo", "mirror", "--json"))["id"].(string)
 	says("mirror", "channels", "show", ch)
-	got := fromJSON(says("", "channels", "update", ch, "--name", "second", "--rate-limit", "60/m", "--max-in-flight", "7", "--no-require-signature", "--status", "active"))
-	if got["name"] != "second" || got["rate_limit"] != "60/m" || got["max_in_flight"] != 7.0 || got["require_signature"] != false {
+	got := fromJSON(says("", "channels", "update", ch, "--name", "second", "--rate-limit", "60/m", "--max-in-flight", "7", "--no-require-signature", "--status", "active", "--retry-policy", `{"max_attempts":3}`))
+	if got["name"] != "second" || got["rate_limit"] != "60/m" || got["max_in_flight"] != 7.0 || got["require_signature"] != false ||
+		got["retry_policy"].(map[string]any)["max_attempts"] != 3.0 {
 		t.Errorf("channel after its change: %v", got)
 	}
 	if got = fromJSON(says("", "channels", "update", ch, "--rate-limit", "none")); got["rate_limit"] != nil || got["name"] != "second" {
@@ -255,6 +317,7 @@ func TestManageByShell(t *testing.T) {
 	}
 	says("delivers again", "channels", "resume", ch)
 	fails("a JSON object", "channels", "create", "Acme", "webhook", "x", "--config", "[]")
+	fails("retry_policy must be a JSON object", "channels", "update", ch, "--retry-policy", "7")
 	fails("type must be", "channels", "create", "Acme", "pigeon", "x")
 
 	says("No conversations match", "conversations", "list", "Acme")
@@ -272,6 +335,38 @@ func TestManageByShell(t *testing.T) {
 	says(talk, "conversations", "list", "Acme", "--status", "closed")
 	says("active", "conversations", "reopen", "Acme", talk)
 	says("active", "conversations", "show", "Acme", talk)
+
+	says("No rules yet", "rules", "list", "Acme")
+	relay := fromJSON(says("", "channels", "create", "Acme", "webhook", "relay", "--config-file", config, "--json"))["id"].(string)
+	rule := fromJSON(says("", "rules", "create", "Acme", "to the mirror", relay, ch, "--json"))
+	if rule["enabled"] != true || rule["source_channel_id"] != relay || rule["target_channel_ids"].([]any)[0] != ch {
+		t.Errorf("rule %v", rule)
+	}
+	one := rule["id"].(string)
+	says("to the mirror", "rules", "list", "Acme")
+	says("false", "rules", "update", "Acme", one, "--no-enabled")
+	says("mirrored", "rules", "update", "Acme", one, "--name", "mirrored", "--to", ch, "--from", relay)
+	fails("cannot include the source", "rules", "update", "Acme", one, "--to", relay)
+	fails("has already been taken", "rules", "create", "Acme", "mirrored", relay, ch, "--disabled")
+	says("mirrored", "rules", "show", "Acme", one)
+
+	// A change that was made from what another has changed since is refused, and says how to go on.
+	if tag := rule["etag"].(string); !strings.Contains(says("ETAG", "rules", "show", "Acme", one), "ETAG ") || tag == "" {
+		t.Error("a rule is shown without its tag")
+	} else {
+		fails("repeat the command with the new ETAG", "rules", "delete", "Acme", one, "--if-match", tag)
+		tag = fromJSON(says("", "rules", "show", "Acme", one, "--json"))["etag"].(string)
+		says("Deleted", "rules", "delete", "Acme", one, "--if-match", tag)
+	}
+	fails("no such routing rule", "rules", "show", "Acme", one)
+
+	says("application/pdf", "tenant", "upload-types", "show", "Acme")
+	types := fromJSON(says("", "tenant", "upload-types", "set", "Acme", "image/png", "image/gif", "--json"))
+	if got := fmt.Sprint(types["types"], types["effective"]); got != "[image/gif image/png] [image/gif image/png]" {
+		t.Errorf("types of uploads: %s", got)
+	}
+	fails("element 0 is none of", "tenant", "upload-types", "set", "Acme", "text/html")
+	says("application/pdf", "tenant", "upload-types", "reset", "Acme", "--if-match", types["etag"].(string))
 	says("Deleted", "channels", "delete", ch)
 	fails("no such channel", "channels", "show", ch)
 
@@ -315,6 +410,11 @@ func TestManageByShell(t *testing.T) {
 	fails("pass --force", "ranges", "add", "deny", "127.0.0.0/8")
 	fails("did you mean", "ranges", "add", "deny", "203.0.113.9/24")
 	says("scanner", "ranges", "list", "--address", "203.0.113.7")
+	if r := fromJSON(says("", "ranges", "update", "203.0.113.0/24", "--note", "still at it", "--expires", "0s", "--json")); r["note"] != "still at it" || r["expires_at"] != nil || r["kind"] != "deny" {
+		t.Errorf("range after its change: %v", r)
+	}
+	says("still at it", "ranges", "show", "203.0.113.0/24")
+	fails("repeat the command with the new ETAG", "ranges", "update", "203.0.113.0/24", "--note", "x", "--if-match", "1.0")
 	says("Removed", "ranges", "remove", "203.0.113.7")
 	says("Removed", "ranges", "remove", strings.Fields(strings.Split(runOK(t, environ, "ranges", "list", "--dir", dir), "\n")[1])[0])
 	fails("there is no range", "ranges", "remove", "203.0.113.0/24")
@@ -325,7 +425,7 @@ func TestManageByShell(t *testing.T) {
 	ops.call(t, 403, "POST", "/api/v1/management/tenants", `{"name":"x"}`)
 	tokens := data[[]map[string]any](t, ops.call(t, 200, "GET", "/api/v1/management/operator_tokens", ""))
 	fails("pass --force", "tokens", "revoke", tokens[0]["id"].(string))
-	says("Revoked", "tokens", "revoke", tokens[1]["id"].(string))
+	says("is revoked as of", "tokens", "revoke", tokens[1]["id"].(string), "--overlap", "1m")
 
 	fails("whose users", "users", "list")
 	says("No users yet", "users", "list", "--tenant", "Acme")

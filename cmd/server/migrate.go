@@ -97,6 +97,17 @@ func (c migrateStatusCmd) Run(e *env) error {
 	for _, m := range state.Unknown {
 		fmt.Fprintf(e.stdout, "unknown  %s (of a newer version of the program)\n", m)
 	}
+	for _, m := range state.RiverPending {
+		fmt.Fprintf(e.stdout, "missing  job queue: %s\n", m)
+	}
 	fmt.Fprintf(e.stdout, "job queue: %d applied, %d missing\n", len(state.RiverApplied), len(state.RiverPending))
-	return state.Err()
+	// What is missing or unknown is in the list; the error says what to do.
+	switch err := state.Err(); {
+	case errors.Is(err, migrations.ErrPending):
+		return fmt.Errorf("%w; run `server migrate up`", migrations.ErrPending)
+	case errors.Is(err, migrations.ErrTooNew):
+		return fmt.Errorf("%w; run the newer program", migrations.ErrTooNew)
+	default:
+		return err
+	}
 }

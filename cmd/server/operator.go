@@ -16,8 +16,8 @@ import (
 // operatorCmd works straight on the database: it makes the first token of an installation, when nobody can call the
 // management API yet.
 type operatorCmd struct {
-	Create operatorCreateCmd `cmd:"" help:"Make a token for the management API and print it, once."`
-	List   operatorListCmd   `cmd:"" help:"List the tokens."`
+	Create operatorCreateCmd `cmd:"" help:"Make an operator token, for the management API, straight in the database, and print it once."`
+	List   operatorListCmd   `cmd:"" help:"List the operator tokens, straight from the database."`
 	Revoke operatorRevokeCmd `cmd:"" help:"Revoke a token; running nodes refuse it within a second."`
 }
 
@@ -37,8 +37,8 @@ func (f databaseFlag) open(e *env) (*pgxpool.Pool, error) {
 type operatorCreateCmd struct {
 	databaseFlag
 	Name    string        `arg:"" help:"Whose token it is, for the list and the audit log."`
-	Scope   []string      `help:"What it may do, ${enum}; both by default." enum:"read,write" placeholder:"SCOPE"`
-	Expires time.Duration `help:"Life of the token, such as 2160h; without it the token does not expire." placeholder:"DURATION"`
+	Scope   []string      `help:"What it may do: read or write; once for each, or neither for both." enum:"read,write" placeholder:"SCOPE"`
+	Expires time.Duration `help:"Life of the token, in hours: 2160h for 90 days; without it the token does not expire." placeholder:"DURATION"`
 }
 
 func (c operatorCreateCmd) Run(e *env) error {

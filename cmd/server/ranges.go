@@ -11,9 +11,13 @@ import (
 
 type rangesCmd struct {
 	List   rangesListCmd   `cmd:"" help:"List the address ranges that are refused, or not counted."`
+	Show   rangesShowCmd   `cmd:"" help:"Show one."`
 	Add    rangesAddCmd    `cmd:"" help:"Deny a range of addresses, or exempt it."`
+	Update rangesUpdateCmd `cmd:"" help:"Change what a range is for, its note or its end."`
 	Remove rangesRemoveCmd `cmd:"" help:"Remove a range."`
 }
+
+var rangeColumns = []column{{"RANGE", "cidr"}, {"KIND", "kind"}, {"EXPIRES", "expires_at"}, {"NOTE", "note"}, {"SINCE", "inserted_at"}, {"ID", "id"}}
 
 type rangesListCmd struct {
 	managementFlags
@@ -31,8 +35,7 @@ func (c rangesListCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	return h.showList(found, more, "No ranges match.", column{"RANGE", "cidr"}, column{"KIND", "kind"}, column{"EXPIRES", "expires_at"},
-		column{"NOTE", "note"}, column{"SINCE", "inserted_at"}, column{"ID", "id"})
+	return h.showList(found, more, "No ranges match.", rangeColumns...)
 }
 
 type rangesAddCmd struct {
@@ -40,7 +43,7 @@ type rangesAddCmd struct {
 	Kind    string        `arg:"" help:"deny: refused everywhere; exempt: not counted by limits on addresses." enum:"deny,exempt"`
 	CIDR    string        `arg:"" name:"range" help:"The range in CIDR notation, or one address."`
 	Note    string        `help:"Why, for whoever finds it later." placeholder:"TEXT"`
-	Expires time.Duration `help:"How long it stands; without it for ever." placeholder:"DURATION"`
+	Expires time.Duration `help:"How long it stands, such as 24h; without it for ever." placeholder:"DURATION"`
 	Force   bool          `help:"Also when it has every address in it, or your own."`
 }
 
@@ -50,9 +53,8 @@ func (rangesAddCmd) Help() string {
 
 Examples:
 
-server ranges add deny 203.0.113.0/24 --expires 24h --note "credential stuffing"
-
-server ranges add exempt 198.51.100.7 --note "office of Acme"`
+    server ranges add deny 203.0.113.0/24 --expires 24h --note "credential stuffing"
+    server ranges add exempt 198.51.100.7 --note "office of Acme"`
 }
 
 func (c rangesAddCmd) Run(e *env) error {
@@ -67,38 +69,93 @@ func (c rangesAddCmd) Run(e *env) error {
 	return h.done(r, "Range %s (%s %s) is in force on every node within a second.", cell(r, "id"), cell(r, "kind"), cell(r, "cidr"))
 }
 
-type rangesRemoveCmd struct {
+// rangeArg names a range.
+type rangeArg struct {
 	managementFlags
 	Range string `arg:"" help:"Id of the range, or the range itself, see ranges list."`
-	Force bool   `help:"Also when a wider range then denies your own address."`
 }
 
-func (c rangesRemoveCmd) Run(e *env) error {
-	h, err := c.connect(e)
+// connect finds the hub, and where it keeps the range.
+func (a rangeArg) connect(e *env) (h *hubClient, path string, err error) {
+	if h, err = a.managementFlags.connect(e); err != nil {
+		return nil, "", err
+	}
+	if _, err := uuid.Parse(a.Range); err == nil {
+		return h, "/address_ranges/" + a.Range, nil
+	}
+	found, _, err := h.list("/address_ranges", nil, 0)
+	if err != nil {
+		return nil, "", err
+	}
+	for _, r := range found {
+		if text := cell(r, "cidr"); text == a.Range || text == a.Range+"/32" || text == a.Range+"/128" {
+			return h, "/address_ranges/" + url.PathEscape(cell(r, "id")), nil
+		}
+	}
+	return nil, "", fmt.Errorf("there is no range %s; `server ranges list` shows them", printable([]byte(a.Range)))
+}
+
+type rangesShowCmd struct{ rangeArg }
+
+func (c rangesShowCmd) Run(e *env) error {
+	h, path, err := c.connect(e)
 	if err != nil {
 		return err
 	}
-	id := c.Range
-	if _, err := uuid.Parse(id); err != nil {
-		found, _, err := h.list("/address_ranges", nil, 0)
-		if err != nil {
-			return err
-		}
-		id = ""
-		for _, r := range found {
-			if text := cell(r, "cidr"); text == c.Range || text == c.Range+"/32" || text == c.Range+"/128" {
-				id = cell(r, "id")
-			}
-		}
-		if id == "" {
-			return fmt.Errorf("there is no range %s; `server ranges list` shows them", c.Range)
-		}
+	r, err := h.get(path)
+	if err != nil {
+		return err
+	}
+	return h.show(r, rangeColumns...)
+}
+
+type rangesUpdateCmd struct {
+	rangeArg
+	guard
+	Kind    string         `help:"deny (refused everywhere) or exempt (not counted by limits on addresses)." enum:"deny,exempt," default:"" placeholder:"KIND"`
+	Note    *string        `help:"Why, for whoever finds it later." placeholder:"TEXT"`
+	Expires *time.Duration `help:"How long it stands from now, such as 24h; 0s for ever." placeholder:"DURATION"`
+	Force   bool           `help:"Also when it then denies your own address."`
+}
+
+func (c rangesUpdateCmd) Run(e *env) error {
+	change := members{"force": c.Force}
+	if c.Kind != "" {
+		change["kind"] = c.Kind
+	}
+	if c.Note != nil {
+		change["note"] = *c.Note
+	}
+	if c.Expires != nil {
+		change["expires_at"] = expiry(*c.Expires)
+	}
+	h, path, err := c.connect(e)
+	if err != nil {
+		return err
+	}
+	r, err := h.do(http.MethodPatch, path, change)
+	if err != nil {
+		return err
+	}
+	return h.show(r, rangeColumns...)
+}
+
+type rangesRemoveCmd struct {
+	rangeArg
+	guard
+	Force bool `help:"Also when a wider range then denies your own address."`
+}
+
+func (c rangesRemoveCmd) Run(e *env) error {
+	h, path, err := c.connect(e)
+	if err != nil {
+		return err
 	}
 	query := url.Values{}
 	if c.Force {
 		query.Set("force", "true")
 	}
-	if _, err := h.call(http.MethodDelete, "/address_ranges/"+url.PathEscape(id), query, nil); err != nil {
+	if _, err := h.call(http.MethodDelete, path, query, nil); err != nil {
 		return err
 	}
 	return h.done(nil, "Removed %s.", c.Range)

@@ -38,8 +38,13 @@ func TestServeRefusesAnOldSchema(t *testing.T) {
 		t.Errorf("serve made %d tables", n)
 	}
 	status := start(t, nil, "migrate", "status", "--database-url", url)
-	if err := status.result(t); !errors.Is(err, migrations.ErrPending) || !strings.Contains(status.out.String(), "missing  0001_init") {
-		t.Errorf("status of an empty database: %v\n%s", err, status.out)
+	if err := status.result(t); !errors.Is(err, migrations.ErrPending) || !strings.Contains(err.Error(), "server migrate up") || strings.Contains(err.Error(), "0001_init") {
+		t.Errorf("status of an empty database: %v", err)
+	}
+	for _, missing := range []string{"missing  0001_init\n", "missing  job queue: "} {
+		if !strings.Contains(status.out.String(), missing) {
+			t.Errorf("status of an empty database does not say %q:\n%s", missing, status.out)
+		}
 	}
 }
 
@@ -85,7 +90,7 @@ func TestOperatorTokens(t *testing.T) {
 	}
 	id := strings.Fields(strings.Split(list, "\n")[1])[0]
 	runOK(t, nil, "operator", "revoke", id, "--database-url", url)
-	eventually(t, 2*time.Second, "the token to be refused", func() bool {
+	eventually(t, withinASecond, "the token to be refused", func() bool {
 		a, err := ops.try(t.Context(), "GET", "/api/v1/management/tenants", "")
 		return err == nil && a.status == http.StatusUnauthorized
 	})
@@ -264,12 +269,13 @@ func TestSmallPool(t *testing.T) {
 	}
 	dead, undelivered := newDead("dead")
 	opsDead, opsUndelivered := newDead("dead too")
-	victims := make([]struct{ channel, key, rule, token, addressRange, admin, user string }, 8)
+	victims := make([]struct{ channel, key, rule, opsRule, token, addressRange, admin, user string }, 8)
 	ruleTo := fmt.Sprintf(`"source_channel_id":%q,"target_channel_ids":[%q]`, meta.ID, hook.ID)
 	for i := range victims {
 		victims[i].channel = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/tenants/"+c.id+"/channels", fmt.Sprintf(`{"name":"victim %d","type":"echo","mode":"outbound"}`, i))).ID
 		victims[i].key = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/tenants/"+c.id+"/keys", fmt.Sprintf(`{"name":"victim %d"}`, i))).ID
 		victims[i].rule = data[wire](t, c.api.call(t, 201, "POST", "/api/v1/routing_rules", fmt.Sprintf(`{"routing_rule":{"name":"victim %d",%s}}`, i, ruleTo))).ID
+		victims[i].opsRule = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/tenants/"+c.id+"/routing_rules", fmt.Sprintf(`{"name":"victim too %d",%s}`, i, ruleTo))).ID
 		victims[i].token = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/operator_tokens", fmt.Sprintf(`{"name":"victim %d"}`, i))).ID
 		victims[i].addressRange = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/address_ranges", fmt.Sprintf(`{"cidr":"198.51.100.%d","kind":"deny"}`, i))).ID
 		victims[i].admin = data[wire](t, ops.call(t, 201, "POST", "/api/v1/management/admin_users", fmt.Sprintf(`{"email":"victim%d@example.com","role":"viewer"}`, i))).ID
@@ -326,6 +332,11 @@ func TestSmallPool(t *testing.T) {
 		"POST /api/v1/routing_rules":                                                   numbered(c.api, rules, `{"routing_rule":{"name":"rule %d",`+ruleTo+`}}`),
 		"PATCH /api/v1/routing_rules/{rule_id}":                                        numbered(c.api, rules+"/"+victims[0].rule, `{"routing_rule":{"name":"patched %d"}}`),
 		"PUT /api/v1/routing_rules/{rule_id}":                                          numbered(c.api, rules+"/"+victims[0].rule, `{"routing_rule":{"name":"put %d"}}`),
+		"POST /api/v1/management/tenants/{tenant_id}/routing_rules":                    numbered(ops, tenant+"/routing_rules", `{"name":"operator's rule %d",`+ruleTo+`}`),
+		"PATCH /api/v1/management/tenants/{tenant_id}/routing_rules/{rule_id}":         numbered(ops, tenant+"/routing_rules/"+victims[0].opsRule, `{"name":"patched by operator %d"}`),
+		"DELETE /api/v1/management/tenants/{tenant_id}/routing_rules/{rule_id}": func(i int) (*api, string, string) {
+			return ops, tenant + "/routing_rules/" + victims[i].opsRule, ""
+		},
 		"DELETE /api/v1/routing_rules/{rule_id}": func(i int) (*api, string, string) {
 			return c.api, rules + "/" + victims[i].rule, ""
 		},

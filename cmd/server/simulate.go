@@ -87,11 +87,11 @@ type sendFlags struct {
 	BaseURL      string        `help:"The hub; default is the demo's." placeholder:"http://127.0.0.1:4000"`
 	Channel      string        `help:"Channel id; default is the demo's channel of that type." placeholder:"ID"`
 	Secret       string        `help:"What the channel verifies with: the app secret, or the channel's secret; default is the demo's."`
-	Messages     int           `help:"Messages in all." default:"0" placeholder:"N"`
+	Messages     int           `help:"Messages in all; 0: three of WhatsApp, one of a webhook." default:"0"`
 	Repeat       int           `help:"Post each body this many times, the same bytes." default:"1"`
 	Shuffle      bool          `help:"Post the bodies, and what they hold, in another order."`
 	BadSignature bool          `help:"Sign with another secret; 401 is then the expected answer."`
-	Seed         uint64        `help:"Make the same bodies again; 0 makes new ones." default:"0"`
+	Seed         uint64        `help:"Number to make the same bodies by, run after run; 0 makes new ones each time." default:"0"`
 	Timeout      time.Duration `help:"How long to wait for one answer." default:"10s"`
 	Yes          bool          `help:"Post to another machine than this one."`
 }
@@ -135,7 +135,7 @@ var errNoSecret = errors.New("which secret? Pass --secret; the demo's file knows
 type simulateWhatsAppCmd struct {
 	sendFlags
 	PhoneNumberID string `help:"The business's phone number id; default is the demo's." placeholder:"ID"`
-	Statuses      int    `help:"Statuses in all." default:"1" placeholder:"N"`
+	Statuses      int    `help:"Statuses in all; 0: none." default:"1"`
 	People        int    `help:"How many people write; every second one has a username and no number." default:"1"`
 	Batch         int    `help:"Most items in one body." default:"10"`
 }
@@ -188,11 +188,11 @@ type simulateReceiverCmd struct {
 	Addr           string        `help:"Address to listen on." default:"127.0.0.1:4100"`
 	Secret         []string      `help:"Secrets to verify with; default is that of the demo's webhook channel."`
 	ShowBody       bool          `help:"Print each body."`
-	Status         int           `help:"Answer with this status." default:"0"`
-	RetryAfter     time.Duration `help:"Send Retry-After with it."`
+	Status         int           `help:"Answer with this status; 0: 500 to attempts that --fail-first or --fail-rate choose, 307 with --redirect, else 200." default:"0"`
+	RetryAfter     time.Duration `help:"Send Retry-After with the answer."`
 	FailFirst      int           `help:"Misbehave for the first N attempts of each delivery only; the hub's first retries come after 30 s and 90 s." placeholder:"N"`
 	FailRate       float64       `help:"Misbehave for this part of the attempts, 0 to 1." placeholder:"0.5"`
-	Seed           uint64        `help:"Choose the same attempts again." placeholder:"N"`
+	Seed           uint64        `help:"Number by which --fail-rate chooses; another one chooses other attempts. 0 unless given." placeholder:"N"`
 	Delay          time.Duration `help:"Wait before answering."`
 	Hang           bool          `help:"Never answer."`
 	DropConnection bool          `help:"Close the connection without an answer."`

@@ -11,6 +11,8 @@ type tenantCmd struct {
 	Update   tenantUpdateCmd   `cmd:"" help:"Rename a tenant, or change how many of its deliveries may be under way."`
 	Suspend  tenantSuspendCmd  `cmd:"" help:"Refuse whatever comes from a tenant or for it; its data stay."`
 	Activate tenantActivateCmd `cmd:"" help:"Undo a suspension."`
+
+	UploadTypes uploadTypesCmd `cmd:"" help:"Show and set which types of files a tenant may upload."`
 }
 
 // tenantArg names a tenant.
@@ -66,8 +68,9 @@ func (c tenantShowCmd) Run(e *env) error {
 type tenantUpdateCmd struct {
 	managementFlags
 	tenantArg
+	guard
 	Name        *string `help:"New name." placeholder:"NAME"`
-	MaxInFlight *int    `help:"Most deliveries of the tenant under way at once." placeholder:"N"`
+	MaxInFlight *int    `help:"Most attempts to deliver of the tenant under way at one time, over all nodes. 400 for a new tenant." placeholder:"N"`
 }
 
 func (c tenantUpdateCmd) Run(e *env) error {
@@ -84,6 +87,7 @@ func (c tenantUpdateCmd) Run(e *env) error {
 type tenantSuspendCmd struct {
 	managementFlags
 	tenantArg
+	guard
 }
 
 func (c tenantSuspendCmd) Run(e *env) error {
@@ -93,6 +97,7 @@ func (c tenantSuspendCmd) Run(e *env) error {
 type tenantActivateCmd struct {
 	managementFlags
 	tenantArg
+	guard
 }
 
 func (c tenantActivateCmd) Run(e *env) error {
@@ -114,4 +119,64 @@ func (f managementFlags) changeTenant(e *env, tenant, method string, in any, bel
 		return err
 	}
 	return h.show(t, tenantColumns...)
+}
+
+type uploadTypesCmd struct {
+	Show  uploadTypesShowCmd  `cmd:"" help:"Show the types that a tenant may upload."`
+	Set   uploadTypesSetCmd   `cmd:"" help:"Give a tenant its own list, in place of the one it has."`
+	Reset uploadTypesResetCmd `cmd:"" help:"Give a tenant the installation's list again."`
+}
+
+type uploadTypesShowCmd struct {
+	managementFlags
+	tenantArg
+}
+
+func (c uploadTypesShowCmd) Run(e *env) error {
+	return c.changeUploadTypes(e, c.Tenant, http.MethodGet, nil)
+}
+
+type uploadTypesSetCmd struct {
+	managementFlags
+	tenantArg
+	guard
+	Types []string `arg:"" name:"type" help:"Media types, such as image/png; application/octet-stream stands for every type that the hub does not know."`
+}
+
+// Help shows an example.
+func (uploadTypesSetCmd) Help() string {
+	return `Example:
+
+    server tenant upload-types set acme image/png image/jpeg application/pdf`
+}
+
+func (c uploadTypesSetCmd) Run(e *env) error {
+	return c.changeUploadTypes(e, c.Tenant, http.MethodPut, members{"types": c.Types})
+}
+
+type uploadTypesResetCmd struct {
+	managementFlags
+	tenantArg
+	guard
+}
+
+func (c uploadTypesResetCmd) Run(e *env) error {
+	return c.changeUploadTypes(e, c.Tenant, http.MethodPut, members{"types": []string{}})
+}
+
+// changeUploadTypes asks for a tenant's types of uploads, or for a change of them, and shows them.
+func (f managementFlags) changeUploadTypes(e *env, tenant, method string, in any) error {
+	h, err := f.connect(e)
+	if err != nil {
+		return err
+	}
+	path, err := h.tenantPath(tenant, "upload_types")
+	if err != nil {
+		return err
+	}
+	o, err := h.do(method, path, in)
+	if err != nil {
+		return err
+	}
+	return h.show(o, column{"OWN", "types"}, column{"IN FORCE", "effective"})
 }

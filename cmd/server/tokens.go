@@ -9,7 +9,7 @@ import (
 
 // tokensCmd is for operators who have a token; the first one comes from `server operator create`.
 type tokensCmd struct {
-	Create tokensCreateCmd `cmd:"" help:"Make another operator token and print it, once; it can do no more than yours."`
+	Create tokensCreateCmd `cmd:"" help:"Make another operator token by means of yours, and print it once; it can do no more than yours."`
 	List   tokensListCmd   `cmd:"" help:"List the operator tokens."`
 	Revoke tokensRevokeCmd `cmd:"" help:"Revoke a token; running nodes refuse it within a second."`
 }
@@ -17,8 +17,8 @@ type tokensCmd struct {
 type tokensCreateCmd struct {
 	managementFlags
 	Name    string        `arg:"" help:"Whose token it is, for the list and the audit log."`
-	Scope   []string      `help:"What it may do, ${enum}; by default what yours may." enum:"read,write" placeholder:"SCOPE"`
-	Expires time.Duration `help:"Life of the token, such as 2160h; without it as long as yours." placeholder:"DURATION"`
+	Scope   []string      `help:"What it may do: read or write, once for each; without it what yours may." enum:"read,write" placeholder:"SCOPE"`
+	Expires time.Duration `help:"Life of the token, in hours: 2160h for 90 days; without it as long as yours." placeholder:"DURATION"`
 }
 
 func (c tokensCreateCmd) Run(e *env) error {
@@ -54,8 +54,9 @@ func (c tokensListCmd) Run(e *env) error {
 
 type tokensRevokeCmd struct {
 	managementFlags
-	ID    uuid.UUID `arg:"" help:"Id of the token, see tokens list."`
-	Force bool      `help:"Also when it is your own, or the last that may write."`
+	ID      uuid.UUID     `arg:"" help:"Id of the token, see tokens list."`
+	Overlap time.Duration `help:"How long it works on, such as 24h; without it it ends at once." placeholder:"DURATION"`
+	Force   bool          `help:"Also when it is your own, or the last that may write."`
 }
 
 func (c tokensRevokeCmd) Run(e *env) error {
@@ -63,9 +64,9 @@ func (c tokensRevokeCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	t, err := h.do(http.MethodPost, "/operator_tokens/"+c.ID.String()+"/revoke", members{"force": c.Force})
+	t, err := h.do(http.MethodPost, "/operator_tokens/"+c.ID.String()+"/revoke", members{"force": c.Force, "overlap_seconds": int(c.Overlap.Seconds())})
 	if err != nil {
 		return err
 	}
-	return h.done(t, "Revoked %s (%s).", cell(t, "id"), cell(t, "name"))
+	return h.done(t, "Token %s (%s) is revoked as of %s.", cell(t, "id"), cell(t, "name"), cell(t, "revoked_at"))
 }

@@ -11,14 +11,14 @@ import (
 )
 
 type usersCmd struct {
-	Create      usersCreateCmd   `cmd:"" help:"Make a user, who gets in by a sign-in link."`
+	Create      usersCreateCmd   `cmd:"" help:"Make a user without a password, who gets in by a link: see users sign-in-link."`
 	List        usersListCmd     `cmd:"" help:"List the users of a tenant, or the administrators."`
 	Show        usersShowCmd     `cmd:"" help:"Show one."`
 	Update      usersUpdateCmd   `cmd:"" help:"Change a user's name or role."`
 	Disable     usersDisableCmd  `cmd:"" help:"Keep a user out; all sessions end at once."`
 	Enable      usersEnableCmd   `cmd:"" help:"Let a user in again."`
 	Delete      usersDeleteCmd   `cmd:"" help:"Remove a user."`
-	SetPassword usersPasswordCmd `cmd:"" help:"Set a user's password, one that is made and printed once unless a file holds it; all sessions end."`
+	SetPassword usersPasswordCmd `cmd:"" help:"Set a user's password: that of a file, or a new one that is printed once. All sessions end."`
 	SignInLink  usersLinkCmd     `cmd:"" help:"Print a link that signs a user in once, within 15 minutes, without a password."`
 	Sessions    usersSessionsCmd `cmd:"" help:"List where a user is signed in."`
 	SignOut     usersSignOutCmd  `cmd:"" help:"End one session of a user, or all."`
@@ -27,8 +27,8 @@ type usersCmd struct {
 // peopleFlags say whose users.
 type peopleFlags struct {
 	managementFlags
-	Tenant string `help:"Users of this tenant, by id or name." placeholder:"TENANT" xor:"people"`
-	Admins bool   `help:"The administrators of the installation." xor:"people"`
+	Tenant string `help:"Users of this tenant, by id or name. This or --admins is needed." placeholder:"TENANT" xor:"people"`
+	Admins bool   `help:"The administrators of the installation, in place of a tenant's users." xor:"people"`
 }
 
 // connect finds the hub, and where it keeps those users.
@@ -97,9 +97,8 @@ type usersCreateCmd struct {
 func (usersCreateCmd) Help() string {
 	return `Example:
 
-server users create --tenant acme ada@example.com owner --name "Ada Lovelace"
-
-server users sign-in-link --tenant acme ada@example.com`
+    server users create --tenant acme ada@example.com owner --name "Ada Lovelace"
+    server users sign-in-link --tenant acme ada@example.com`
 }
 
 func (c usersCreateCmd) Run(e *env) error {
@@ -137,6 +136,7 @@ func (c usersShowCmd) Run(e *env) error { return c.change(e, http.MethodGet, nil
 
 type usersUpdateCmd struct {
 	userFlags
+	guard
 	Name *string `help:"New name." placeholder:"NAME"`
 	Role *string `help:"New role." placeholder:"ROLE"`
 }
@@ -152,19 +152,28 @@ func (c usersUpdateCmd) Run(e *env) error {
 	return c.change(e, http.MethodPatch, change)
 }
 
-type usersDisableCmd struct{ userFlags }
+type usersDisableCmd struct {
+	userFlags
+	guard
+}
 
 func (c usersDisableCmd) Run(e *env) error {
 	return c.change(e, http.MethodPatch, members{"status": "inactive"})
 }
 
-type usersEnableCmd struct{ userFlags }
+type usersEnableCmd struct {
+	userFlags
+	guard
+}
 
 func (c usersEnableCmd) Run(e *env) error {
 	return c.change(e, http.MethodPatch, members{"status": "active"})
 }
 
-type usersDeleteCmd struct{ userFlags }
+type usersDeleteCmd struct {
+	userFlags
+	guard
+}
 
 func (c usersDeleteCmd) Run(e *env) error {
 	h, user, err := c.connect(e)
@@ -180,7 +189,7 @@ func (c usersDeleteCmd) Run(e *env) error {
 type usersPasswordCmd struct {
 	userFlags
 	PasswordFile string `help:"File with the password; without it one is made." type:"path" placeholder:"FILE"`
-	Keep         bool   `help:"The user need not choose another at the next sign-in."`
+	Keep         bool   `help:"Let the user keep it; without this another has to be chosen at the next sign-in."`
 }
 
 func (c usersPasswordCmd) Run(e *env) error {

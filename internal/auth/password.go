@@ -140,6 +140,8 @@ func checkPassword(bad *fault.Invalid, password secrets.Text, email string) {
 		bad.Addf(pointer, fault.Required, "must not be empty")
 	case !utf8.ValidString(text) || strings.ContainsRune(text, 0):
 		bad.Addf(pointer, fault.Malformed, "must be UTF-8 without NUL")
+	case strings.TrimSpace(text) == "":
+		bad.Addf(pointer, fault.Malformed, "must not be white space alone")
 	case utf8.RuneCountInString(text) < MinPasswordChars:
 		bad.Addf(pointer, fault.OutOfRange, "must have at least %d characters", MinPasswordChars)
 	case len(text) > MaxPasswordBytes:

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"converger/internal/postgres"
 	"converger/internal/secrets"
 	"converger/internal/tenants"
 )
@@ -122,7 +123,7 @@ func (s *Sessions) Parse(token string) (SessionDigest, error) {
 // is active, and so is the tenant. portal tells which pages ask: the sessions of administrators are none there, nor are
 // those of tenants' users in the admin pages. It returns [ErrUnknown] for a session that ended, in whatever way.
 func (s *Sessions) Load(ctx context.Context, portal bool, d SessionDigest) (Session, error) {
-	found, err := one(ctx, s.pool, scanSession, loadSessionQuery, LinkTTL, s.o.Idle, d[:], portal)
+	found, err := postgres.One(ctx, s.pool, ErrUserNotFound, scanSession, loadSessionQuery, LinkTTL, s.o.Idle, d[:], portal)
 	switch {
 	case errors.Is(err, ErrUserNotFound):
 		return Session{}, ErrUnknown
@@ -134,7 +135,7 @@ func (s *Sessions) Load(ctx context.Context, portal bool, d SessionDigest) (Sess
 
 // List returns the sessions of a user that have not ended, the one used last first.
 func (s *Sessions) List(ctx context.Context, realm Realm, user uuid.UUID) ([]Session, error) {
-	list, err := many(ctx, s.pool, scanSession, listSessionsQuery, LinkTTL, s.o.Idle, realm.id, user)
+	list, err := postgres.Many(ctx, s.pool, scanSession, listSessionsQuery, LinkTTL, s.o.Idle, realm.id, user)
 	if err != nil {
 		return nil, fmt.Errorf("list sessions: %w", err)
 	}
@@ -165,7 +166,7 @@ func (s *Sessions) EndAll(ctx context.Context, by tenants.Actor, realm Realm, us
 
 func (s *Sessions) end(ctx context.Context, by tenants.Actor, realm Realm, user uuid.UUID, remove func(pgx.Tx) (after any, err error)) error {
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		u, err := one(ctx, tx, scanUser, getUserQuery, realm.id, user)
+		u, err := postgres.One(ctx, tx, ErrUserNotFound, scanUser, getUserQuery, realm.id, user)
 		if err != nil {
 			return err
 		}
@@ -208,7 +209,7 @@ func (s *Sessions) openTx(ctx context.Context, tx pgx.Tx, v Visitor, u User, byL
 	if err != nil {
 		return Session{}, "", err
 	}
-	opened, err := one(ctx, tx, scanSession, getSessionQuery, LinkTTL, s.o.Idle, u.Realm.id, u.ID, id)
+	opened, err := postgres.One(ctx, tx, ErrUserNotFound, scanSession, getSessionQuery, LinkTTL, s.o.Idle, u.Realm.id, u.ID, id)
 	return opened, token, err
 }
 

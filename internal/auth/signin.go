@@ -19,6 +19,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"converger/internal/fault"
+	"converger/internal/postgres"
 	"converger/internal/ratelimit"
 	"converger/internal/secrets"
 	"converger/internal/tenants"
@@ -254,7 +255,7 @@ func (s *SignIn) link(ctx context.Context, v Visitor, portal bool, token string)
 	hash := secrets.Hash(token)
 	var in SignedIn
 	err := s.Users.change(ctx, "sign in by link", func(tx pgx.Tx) error {
-		u, err := one(ctx, tx, scanUser, spendLinkQuery, hash[:], portal)
+		u, err := postgres.One(ctx, tx, ErrUserNotFound, scanUser, spendLinkQuery, hash[:], portal)
 		if err != nil {
 			return err
 		}
@@ -393,7 +394,7 @@ const findUserQuery = `SELECT COALESCE(u.password_hash, ''), ` + userColumns + `
 // find returns the zero User for an account that does not exist. The query is made in any case: the time it takes tells
 // nothing.
 func (s *SignIn) find(ctx context.Context, a account) (u User, hash string, err error) {
-	u, err = one(ctx, s.Users.pool, func(row pgx.CollectableRow) (u User, err error) {
+	u, err = postgres.One(ctx, s.Users.pool, ErrUserNotFound, func(row pgx.CollectableRow) (u User, err error) {
 		return u, row.Scan(append([]any{&hash}, u.targets()...)...)
 	}, findUserQuery, a.realm.id, a.email)
 	if errors.Is(err, ErrUserNotFound) {
@@ -419,7 +420,7 @@ const signedInQuery = `UPDATE users SET last_sign_in_at = now() WHERE realm = $1
 
 // openTx opens a session for u if u still is as it was read: it returns ErrUserNotFound if not.
 func (s *SignIn) openTx(ctx context.Context, tx pgx.Tx, v Visitor, u User, byLink bool) (SignedIn, error) {
-	now, err := one(ctx, tx, scanUser, lockUserQuery, u.Realm.id, u.ID)
+	now, err := postgres.One(ctx, tx, ErrUserNotFound, scanUser, lockUserQuery, u.Realm.id, u.ID)
 	if err != nil {
 		return SignedIn{}, err
 	}

@@ -2,7 +2,6 @@ package auth
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -97,7 +96,7 @@ func (s *Users) Create(ctx context.Context, by tenants.Actor, realm Realm, n New
 	}
 	var u User
 	err = s.change(ctx, "create user", func(tx pgx.Tx) error {
-		u, err = one(ctx, tx, scanUser, insertUserQuery, realm.id, id, email, n.Name, n.Role, hash, n.MustChangePassword)
+		u, err = postgres.One(ctx, tx, ErrUserNotFound, scanUser, insertUserQuery, realm.id, id, email, n.Name, n.Role, hash, n.MustChangePassword)
 		switch postgres.Constraint(err) {
 		case constraintUserEmail:
 			return ErrEmailTaken
@@ -117,7 +116,7 @@ func (s *Users) Create(ctx context.Context, by tenants.Actor, realm Realm, n New
 
 // Get returns one user, or [ErrUserNotFound].
 func (s *Users) Get(ctx context.Context, realm Realm, id uuid.UUID) (User, error) {
-	u, err := one(ctx, s.pool, scanUser, getUserQuery, realm.id, id)
+	u, err := postgres.One(ctx, s.pool, ErrUserNotFound, scanUser, getUserQuery, realm.id, id)
 	if err != nil {
 		return User{}, fmt.Errorf("get user: %w", err)
 	}
@@ -127,7 +126,7 @@ func (s *Users) Get(ctx context.Context, realm Realm, id uuid.UUID) (User, error
 // ByEmail finds the user that was typed: the address is brought to its canonical form first. It returns
 // [ErrUserNotFound].
 func (s *Users) ByEmail(ctx context.Context, realm Realm, email string) (User, error) {
-	u, err := one(ctx, s.pool, scanUser, userByEmailQuery, realm.id, tenants.Canonical(email))
+	u, err := postgres.One(ctx, s.pool, ErrUserNotFound, scanUser, userByEmailQuery, realm.id, tenants.Canonical(email))
 	if err != nil {
 		return User{}, fmt.Errorf("get user: %w", err)
 	}
@@ -136,7 +135,7 @@ func (s *Users) ByEmail(ctx context.Context, realm Realm, email string) (User, e
 
 // List returns up to limit users of a realm by ascending id, those after the given id ([uuid.Nil]: from the start).
 func (s *Users) List(ctx context.Context, realm Realm, after uuid.UUID, limit int) ([]User, error) {
-	list, err := many(ctx, s.pool, scanUser, listUsersQuery, realm.id, after, limit)
+	list, err := postgres.Many(ctx, s.pool, scanUser, listUsersQuery, realm.id, after, limit)
 	if err != nil {
 		return nil, fmt.Errorf("list users: %w", err)
 	}
@@ -177,7 +176,7 @@ func (s *Users) Update(ctx context.Context, by tenants.Actor, realm Realm, id uu
 		case !spare && (u.Role != RoleSuperAdmin || u.Status != UserActive):
 			return ErrLastSuperAdmin
 		}
-		if u, err = one(ctx, tx, scanUser, updateUserQuery, realm.id, id, u.Name, u.Role, u.Status); err != nil {
+		if u, err = postgres.One(ctx, tx, ErrUserNotFound, scanUser, updateUserQuery, realm.id, id, u.Name, u.Role, u.Status); err != nil {
 			return err
 		}
 		if u.Status != UserActive {
@@ -219,7 +218,7 @@ func (s *Users) setPassword(ctx context.Context, by tenants.Actor, u User, passw
 	}
 	err = s.change(ctx, "set password", func(tx pgx.Tx) error {
 		if keep != uuid.Nil {
-			now, err := one(ctx, tx, scanUser, lockUserQuery, u.Realm.id, u.ID)
+			now, err := postgres.One(ctx, tx, ErrUserNotFound, scanUser, lockUserQuery, u.Realm.id, u.ID)
 			if err != nil {
 				return err
 			}
@@ -227,7 +226,7 @@ func (s *Users) setPassword(ctx context.Context, by tenants.Actor, u User, passw
 				return fault.Invalidf("", fault.Conflict, "the password was changed by somebody else a moment ago")
 			}
 		}
-		if u, err = one(ctx, tx, scanUser, setPasswordQuery, u.Realm.id, u.ID, hash, mustChange); err != nil {
+		if u, err = postgres.One(ctx, tx, ErrUserNotFound, scanUser, setPasswordQuery, u.Realm.id, u.ID, hash, mustChange); err != nil {
 			return err
 		}
 		ended, err := shutOut(ctx, tx, u, keep)
@@ -274,7 +273,7 @@ func (s *Users) IssueLink(ctx context.Context, by tenants.Actor, realm Realm, id
 	token = newLinkToken()
 	hash := secrets.Hash(token.Reveal())
 	err = s.change(ctx, "make sign-in link", func(tx pgx.Tx) error {
-		u, err := one(ctx, tx, scanUser, lockUserQuery, realm.id, id)
+		u, err := postgres.One(ctx, tx, ErrUserNotFound, scanUser, lockUserQuery, realm.id, id)
 		if err != nil {
 			return err
 		}
@@ -303,13 +302,13 @@ func (s *Users) change(ctx context.Context, what string, fn func(tx pgx.Tx) erro
 func lockUser(ctx context.Context, tx pgx.Tx, realm Realm, id uuid.UUID) (u User, spare bool, err error) {
 	spare = true
 	if realm == Admins {
-		able, err := many(ctx, tx, pgx.RowTo[uuid.UUID], lockSuperAdminsQuery, realm.id)
+		able, err := postgres.Many(ctx, tx, pgx.RowTo[uuid.UUID], lockSuperAdminsQuery, realm.id)
 		if err != nil {
 			return User{}, false, err
 		}
 		spare = len(able) != 1 || able[0] != id
 	}
-	u, err = one(ctx, tx, scanUser, lockUserQuery, realm.id, id)
+	u, err = postgres.One(ctx, tx, ErrUserNotFound, scanUser, lockUserQuery, realm.id, id)
 	return u, spare, err
 }
 
@@ -342,28 +341,6 @@ func or[T any](v *T, otherwise T) T {
 		return otherwise
 	}
 	return *v
-}
-
-// one collects a single row, and says [ErrUserNotFound] when there is none.
-func one[T any](ctx context.Context, q postgres.Querier, scan pgx.RowToFunc[T], sql string, args ...any) (T, error) {
-	rows, err := q.Query(ctx, sql, args...)
-	if err != nil {
-		var none T
-		return none, err
-	}
-	v, err := pgx.CollectExactlyOneRow(rows, scan)
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = ErrUserNotFound
-	}
-	return v, err
-}
-
-func many[T any](ctx context.Context, q postgres.Querier, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
-	rows, err := q.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, scan)
 }
 
 func scanUser(row pgx.CollectableRow) (User, error) {

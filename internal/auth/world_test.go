@@ -169,7 +169,7 @@ type record struct {
 // audited returns the records of an action, oldest first.
 func (w *world) audited(t testing.TB, action string) []record {
 	t.Helper()
-	rows, err := many(t.Context(), w.pool, scanRecord, `SELECT tenant_id, actor_type, actor_id, action, resource_type, resource_id, changes::text
+	rows, err := postgres.Many(t.Context(), w.pool, scanRecord, `SELECT tenant_id, actor_type, actor_id, action, resource_type, resource_id, changes::text
 FROM audit_log WHERE action = $1 AND resource_type <> 'tenant' ORDER BY id`, action)
 	if err != nil {
 		t.Fatal(err)

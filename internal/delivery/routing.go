@@ -72,7 +72,8 @@ type RoutingRulePatch struct {
 
 // Rules keeps routing rules. It is safe for concurrent use. Each change is one transaction with its audit record that
 // holds the configuration row (see [tenants.BumpTx]): rules and channels stand still while a change is checked, so two
-// changes at once can't make together what each alone may not, such as a cycle.
+// changes at once can't make together what each alone may not, such as a cycle. Changes that take expected versions are made
+// only to a rule that has one of them, else they return [tenants.ErrChanged]; with none given, to whatever the rule is.
 //
 // Beside the errors named at each method, every method returns the database's own, wrapped.
 type Rules struct {
@@ -100,7 +101,7 @@ UPDATE routing_rules SET name = $3, source_channel_id = $4, target_channel_ids =
 WHERE tenant_id = $1 AND id = $2 AND deleted_at IS NULL RETURNING ` + ruleColumns
 	deleteRuleQuery = `
 UPDATE routing_rules SET deleted_at = now(), version = $3, updated_at = now()
-WHERE tenant_id = $1 AND id = $2 AND deleted_at IS NULL RETURNING ` + ruleColumns
+WHERE tenant_id = $1 AND id = $2 AND deleted_at IS NULL`
 
 	ruleChannelsQuery = `SELECT id, name, type, mode FROM channels WHERE tenant_id = $1 AND id = ANY ($2) AND deleted_at IS NULL`
 	// What a deleted channel once led to closes no circle: it never comes back.
@@ -165,11 +166,11 @@ func (s *Rules) List(ctx context.Context, tenant tenants.ID) ([]RoutingRule, err
 
 // Update changes a rule; a change that changes nothing writes nothing. Channels are checked when they are changed, and for a
 // cycle also when the rule is switched on; so a rule that names a deleted channel can still be renamed and switched off.
-// Errors: *fault.Invalid, ErrRuleNotFound.
-func (s *Rules) Update(ctx context.Context, by tenants.Actor, tenant tenants.ID, id uuid.UUID, patch RoutingRulePatch) (RoutingRule, error) {
+// Errors: *fault.Invalid, ErrRuleNotFound, tenants.ErrChanged.
+func (s *Rules) Update(ctx context.Context, by tenants.Actor, tenant tenants.ID, id uuid.UUID, patch RoutingRulePatch, expected ...int64) (RoutingRule, error) {
 	var r RoutingRule
 	err := s.change(ctx, "update routing rule", func(tx pgx.Tx, version int64) error {
-		before, err := oneRule(ctx, tx, getRuleQuery, tenant, id)
+		before, err := expectRuleTx(ctx, tx, tenant, id, expected)
 		if err != nil {
 			return err
 		}
@@ -209,15 +210,28 @@ func (s *Rules) Update(ctx context.Context, by tenants.Actor, tenant tenants.ID,
 	return r, nil
 }
 
-// Delete takes a rule away; its name is free again. Errors: ErrRuleNotFound, also for a second time.
-func (s *Rules) Delete(ctx context.Context, by tenants.Actor, tenant tenants.ID, id uuid.UUID) error {
+// Delete takes a rule away; its name is free again. Errors: ErrRuleNotFound, also for a second time, and tenants.ErrChanged.
+func (s *Rules) Delete(ctx context.Context, by tenants.Actor, tenant tenants.ID, id uuid.UUID, expected ...int64) error {
 	return s.change(ctx, "delete routing rule", func(tx pgx.Tx, version int64) error {
-		before, err := oneRule(ctx, tx, deleteRuleQuery, tenant, id, version)
+		before, err := expectRuleTx(ctx, tx, tenant, id, expected)
 		if err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, deleteRuleQuery, tenant, id, version); err != nil {
 			return err
 		}
 		return auditRuleTx(ctx, tx, by, "delete", &before, nil)
 	})
+}
+
+// expectRuleTx reads a rule that is to be changed, if it has one of the expected versions. The configuration row, which the
+// caller holds, keeps it as it is.
+func expectRuleTx(ctx context.Context, tx pgx.Tx, tenant tenants.ID, id uuid.UUID, expected []int64) (RoutingRule, error) {
+	r, err := oneRule(ctx, tx, getRuleQuery, tenant, id)
+	if err != nil {
+		return RoutingRule{}, err
+	}
+	return r, tenants.CheckVersion(r.Version, expected)
 }
 
 // errUnchanged ends a change that finds everything as wanted: nothing is written, and no node reloads.

@@ -79,13 +79,13 @@ func ruleWords(r ratelimit.Rule) string {
 	if r.Limit == 0 {
 		return "0: refuses everything"
 	}
-	words := grouped(r.Limit) + strings.TrimPrefix(r.String(), strconv.FormatInt(r.Limit, 10))
+	words := r.String()
 	if r.Algorithm == ratelimit.TokenBucket {
 		burst := r.Burst
 		if burst == 0 {
 			burst = r.Limit
 		}
-		words += ", " + grouped(burst) + " at once"
+		words += ", " + ratelimit.Grouped(burst) + " at once"
 	}
 	return words
 }
@@ -95,7 +95,8 @@ func ruleSentence(b ratelimit.Bucket, r ratelimit.Rule) string {
 	if r.Limit == 0 {
 		return "The limit is 0: every request is refused."
 	}
-	limit, noun, scale := grouped(r.Limit), b.Noun(), strings.TrimPrefix(r.String(), strconv.FormatInt(r.Limit, 10)+" per ")
+	noun := b.Noun()
+	limit, scale, _ := strings.Cut(r.String(), " per ")
 	switch r.Algorithm {
 	case ratelimit.SlidingWindow:
 		return fmt.Sprintf("At most %s %s in any %s, wherever it begins; how the one before was used is taken as even.", limit, noun, scale)
@@ -104,19 +105,10 @@ func ruleSentence(b ratelimit.Bucket, r ratelimit.Rule) string {
 		if burst == 0 {
 			burst = r.Limit
 		}
-		return fmt.Sprintf("%s %s per %s on the long run, and up to %s at once after a pause.", limit, noun, scale, grouped(burst))
+		return fmt.Sprintf("%s %s per %s on the long run, and up to %s at once after a pause.", limit, noun, scale, ratelimit.Grouped(burst))
 	}
 	return fmt.Sprintf("At most %s %s in each %s of the clock. Around the moment when one ends and the next begins, up to %s may pass in a short time.",
-		limit, noun, scale, grouped(2*r.Limit))
-}
-
-// grouped writes a number with its thousands apart.
-func grouped(n int64) string {
-	text := strconv.FormatInt(n, 10)
-	for i := len(text) - 3; i > 0; i -= 3 {
-		text = text[:i] + "," + text[i:]
-	}
-	return text
+		limit, noun, scale, ratelimit.Grouped(2*r.Limit))
 }
 
 type limitsView struct {
@@ -176,7 +168,7 @@ func limitForm(r ratelimit.Rule, own string) *pageForm {
 	f := newForm(
 		&formField{Name: "was", Type: "hidden", Value: own},
 		&formField{Name: "limit", Label: "Limit", InputMode: "numeric", Autocomplete: "off", Required: true, Value: strconv.FormatInt(r.Limit, 10),
-			Hint: "How many, from 0 to " + grouped(ratelimit.MaxLimit) + "; 0 refuses everything. The time is from 1 second to 1 day."},
+			Hint: "How many, from 0 to " + ratelimit.Grouped(ratelimit.MaxLimit) + "; 0 refuses everything. The time is from 1 second to 1 day."},
 		&formField{Name: "scale_ms", Label: "In every", InputMode: "numeric", Autocomplete: "off", Required: true},
 		&formField{Name: "unit", Label: "Unit", Autocomplete: "off"},
 		&formField{Name: "algorithm", Label: "How it is counted", Autocomplete: "off", Value: r.Algorithm.String(), Options: []formOption{

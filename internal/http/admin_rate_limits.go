@@ -275,7 +275,7 @@ func rowOfNode(n overview.From[overview.State]) nodeRow {
 			r.State = "breaker " + strings.ReplaceAll(x.Breaker, "_", "-")
 		}
 	}
-	r.Keys = grouped(int64(keys))
+	r.Keys = ratelimit.Grouped(int64(keys))
 	return r
 }
 
@@ -288,7 +288,7 @@ func remarks(n overview.From[overview.State], differs []string) []string {
 	var out []string
 	for _, x := range n.Answer.Stores {
 		if x.Overflowing {
-			out = append(out, fmt.Sprintf("On %s there are more subjects than RATE_LIMIT_MAX_KEYS (%s keys): new ones share counters.", name, grouped(int64(x.MaxKeys))))
+			out = append(out, fmt.Sprintf("On %s there are more subjects than RATE_LIMIT_MAX_KEYS (%s keys): new ones share counters.", name, ratelimit.Grouped(int64(x.MaxKeys))))
 		}
 		if x.FallingBack || x.Breaker == "open" {
 			out = append(out, fmt.Sprintf("On %s the backend %s can't be asked: it decides with its share of the limits.", name, x.Backend))
@@ -328,12 +328,12 @@ func (s *server) lookUp(c *call, bucket, subject string) (*useView, error) {
 		v.Limit = ruleWords(p.Rule())
 	}
 	for _, n := range v.Body.Nodes {
-		r := useNodeRow{Name: n.Name, Used: grouped(int64(n.Used)), Own: "–", Free: "–"}
+		r := useNodeRow{Name: n.Name, Used: ratelimit.Grouped(int64(n.Used)), Own: "–", Free: "–"}
 		if n.NodeID != nil {
 			r.Name = nodeName(*n.NodeID, n.Name)
 		}
 		if n.Own != nil {
-			r.Own = grouped(int64(*n.Own))
+			r.Own = ratelimit.Grouped(int64(*n.Own))
 		}
 		if n.WaitMS > 0 {
 			r.Free = "in " + time.Duration(int64(n.WaitMS)*1e6).Round(100*time.Millisecond).String()
@@ -372,11 +372,11 @@ func forecastWords(f forecastBody) []string {
 	if f.Demand == 0 {
 		return []string{"In the last hour nothing was asked for that would be counted here, or the tenant was not among the busiest: there is nothing to try the limit against."}
 	}
-	out := []string{fmt.Sprintf("Of %s %s since %s UTC, %s would have been let through and %s refused (%s).", grouped(int64(f.Demand)), bucketNoun(f.Bucket),
-		f.Since.Format("15:04"), grouped(int64(f.Admitted)), grouped(int64(f.Refused)), percent(f.Refused, f.Demand))}
-	peak := fmt.Sprintf("The busiest second had %s, at %s UTC.", grouped(int64(f.PeakPerSecond)), f.PeakAt.Format("15:04:05"))
+	out := []string{fmt.Sprintf("Of %s %s since %s UTC, %s would have been let through and %s refused (%s).", ratelimit.Grouped(int64(f.Demand)), bucketNoun(f.Bucket),
+		f.Since.Format("15:04"), ratelimit.Grouped(int64(f.Admitted)), ratelimit.Grouped(int64(f.Refused)), percent(f.Refused, f.Demand))}
+	peak := fmt.Sprintf("The busiest second had %s, at %s UTC.", ratelimit.Grouped(int64(f.PeakPerSecond)), f.PeakAt.Format("15:04:05"))
 	if f.Exceeded > 0 {
-		peak += fmt.Sprintf(" The limit would have been reached in %s of %s windows with any demand.", grouped(int64(f.Exceeded)), grouped(int64(f.Windows)))
+		peak += fmt.Sprintf(" The limit would have been reached in %s of %s windows with any demand.", ratelimit.Grouped(int64(f.Exceeded)), ratelimit.Grouped(int64(f.Windows)))
 	}
 	out = append(out, peak)
 	if f.Sampled > 1 {

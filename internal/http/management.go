@@ -17,6 +17,7 @@ func (s *server) registerManagementRoutes() {
 	s.registerLimitRoutes()
 	s.registerUploadTypeRoutes()
 	s.registerChannelRoutes()
+	s.registerOperatorRoutingRoutes()
 	s.registerEventRoutes()
 	s.registerOperatorMessageRoutes()
 	s.registerUserRoutes()

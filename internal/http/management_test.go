@@ -18,6 +18,7 @@ import (
 	"converger/internal/activity"
 	"converger/internal/auth"
 	"converger/internal/channel"
+	"converger/internal/delivery"
 	"converger/internal/tenants"
 )
 
@@ -32,6 +33,11 @@ func (f *front) changes(t testing.TB) map[string]func() (path, body string) {
 	at := func(path, body string) func() (string, string) { return func() (string, string) { return path, body } }
 	newRange := func(cidr string) tenants.AddressRange {
 		return must(f.Tenants.CreateAddressRange(t.Context(), testActor, tenants.NewAddressRange{Prefix: netip.MustParsePrefix(cidr), Kind: tenants.RangeDeny}, tenants.Caller{}))
+	}
+	sink := f.newChannel(t, f.tenant.ID, newEcho("sink"))
+	newRule := func() string { // the path of a new one
+		return tenant + "/routing_rules/" + must(f.Rules.Create(t.Context(), testActor, f.tenant.ID, delivery.NewRoutingRule{
+			Name: uuid.NewString(), SourceChannelID: f.webhook.ID, TargetChannelIDs: []uuid.UUID{sink.ID}})).ID.String()
 	}
 	requests := map[string]func() (string, string){
 		"POST /tenants":                               at("/tenants", `{"name":"New"}`),
@@ -52,9 +58,12 @@ func (f *front) changes(t testing.TB) map[string]func() (path, body string) {
 			return "/channels/" + c.ID.String(), ""
 		},
 		"DELETE /rate_limits/usage": at("/rate_limits/usage?bucket=upload&subject="+f.tenant.ID.String(), ""),
-
-		"POST /operator_tokens": at("/operator_tokens", `{"name":"t"}`),
-		"POST /address_ranges":  at("/address_ranges", `{"cidr":"203.0.113.0/24","kind":"deny","note":"scanner"}`),
+		"POST /tenants/{tenant_id}/routing_rules": at(tenant+"/routing_rules",
+			fmt.Sprintf(`{"name":"r","source_channel_id":%q,"target_channel_ids":[%q]}`, f.webhook.ID, sink.ID)),
+		"PATCH /tenants/{tenant_id}/routing_rules/{rule_id}":  func() (string, string) { return newRule(), `{"enabled":false}` },
+		"DELETE /tenants/{tenant_id}/routing_rules/{rule_id}": func() (string, string) { return newRule(), "" },
+		"POST /operator_tokens":                               at("/operator_tokens", `{"name":"t"}`),
+		"POST /address_ranges":                                at("/address_ranges", `{"cidr":"203.0.113.0/24","kind":"deny","note":"scanner"}`),
 		"PATCH /address_ranges/{range_id}": func() (string, string) {
 			return "/address_ranges/" + newRange("198.51.100.0/24").ID.String(), `{"kind":"exempt"}`
 		},
@@ -374,6 +383,9 @@ func (f *front) settings(t testing.TB) []struct{ get, method, path, body string 
 	r := must(f.Tenants.CreateAddressRange(t.Context(), testActor, tenants.NewAddressRange{Prefix: netip.MustParsePrefix("198.51.100.0/24"), Kind: tenants.RangeDeny}, tenants.Caller{}))
 	ranges := managementPrefix + "/address_ranges/" + r.ID.String()
 	user := tenant + "/users/" + must(f.Users.Create(t.Context(), testActor, auth.TenantRealm(f.tenant.ID), auth.NewUser{Email: "ada@acme.example", Role: auth.RoleOwner})).ID.String()
+	sink := f.newChannel(t, f.tenant.ID, newEcho("sink"))
+	rule := tenant + "/routing_rules/" + must(f.Rules.Create(t.Context(), testActor, f.tenant.ID, delivery.NewRoutingRule{
+		Name: "rule", SourceChannelID: f.webhook.ID, TargetChannelIDs: []uuid.UUID{sink.ID}})).ID.String()
 	return []struct{ get, method, path, body string }{
 		{tenant, "PATCH", tenant, `{"max_in_flight":%d}`},
 		{tenant, "POST", tenant + "/suspend", ``},
@@ -385,6 +397,8 @@ func (f *front) settings(t testing.TB) []struct{ get, method, path, body string 
 		{tenant + "/upload_types", "PUT", tenant + "/upload_types", `{"types":["image/gif"]}`},
 		{ch, "PATCH", ch, `{"max_in_flight":%d}`},
 		{ch, "POST", ch + "/secret", `{"overlap_seconds":0}`},
+		{rule, "PATCH", rule, `{"name":"%d"}`},
+		{rule, "DELETE", rule, ``},
 		{ranges, "PATCH", ranges, `{"note":"%d"}`},
 		{ranges, "DELETE", ranges, ``},
 		{ch, "DELETE", ch, ``},

@@ -73,7 +73,8 @@ func TestForeignIDs(t *testing.T) {
 	bodies := map[string]string{
 		"/activities": `{"text":"hi"}`, "/limits/{bucket}": `{"limit":1,"scale_ms":1000}`, "/keys": `{"name":"k"}`,
 		"/channels": `{"name":"c","type":"echo"}`, "/channels/{channel_id}": `{"name":"mine now"}`,
-		"/routing_rules/{rule_id}": `{"routing_rule":{"name":"mine now"}}`, "/upload_types": `{"types":["image/png"]}`, "/tenants/{tenant_id}": `{"name":"mine now"}`, "/address_ranges/{range_id}": `{"note":"mine now"}`,
+		"/api/v1/routing_rules/{rule_id}": `{"routing_rule":{"name":"mine now"}}`, "/tenants/{tenant_id}/routing_rules/{rule_id}": `{"name":"mine now"}`,
+		"/upload_types": `{"types":["image/png"]}`, "/tenants/{tenant_id}": `{"name":"mine now"}`, "/address_ranges/{range_id}": `{"note":"mine now"}`,
 		"/users": `{"email":"eve@example.com","role":"owner"}`, "/{user_id}": `{"name":"mine now"}`, "/{user_id}/password": `{"password":"correct horse battery"}`,
 	}
 	// Of the tenant itself, and of a channel that the secret below is not of.

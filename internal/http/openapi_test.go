@@ -264,6 +264,7 @@ func (f *front) newSample(t *testing.T) *sample {
 		"/admin_users/"+example+"a1", "/admin_users/"+admin.ID.String(),
 		"/tenants/"+example+"e0/conversations", "/tenants/"+f.tenant.ID.String()+"/conversations",
 		"/tenants/"+example+"e0/deliveries", "/tenants/"+f.tenant.ID.String()+"/deliveries",
+		"/tenants/"+example+"e0/routing_rules", "/tenants/"+f.tenant.ID.String()+"/routing_rules",
 	)
 	third := strings.ReplaceAll(suffix[:9], "-", "")
 	r := must(f.Tenants.CreateAddressRange(ctx, testActor, tenants.NewAddressRange{Prefix: must(tenants.ParseRange("", "2001:db8:"+third[:4]+":"+third[4:8]+"::1")), Kind: tenants.RangeDeny}, tenants.Caller{}))

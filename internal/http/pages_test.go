@@ -662,7 +662,7 @@ func TestLimitPages(t *testing.T) {
 		v.Set(name, value)
 		return v
 	}
-	const limits, scales, bursts = "Limit must be a whole number from 0 (refuse everything) to 1000000000.", "the time from 1 second to 1 day", "Burst "
+	const limits, scales, bursts = "Limit must be a whole number from 0 (refuse everything) to 1,000,000,000.", "the time from 1 second to 1 day", "Burst "
 	for _, tt := range []struct {
 		values url.Values
 		field  string

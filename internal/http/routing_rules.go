@@ -14,7 +14,7 @@ import (
 )
 
 // registerRoutingRoutes: where a tenant's channels copy their activities to. A channel's secret knows and makes the rules of
-// its channel only.
+// its channel only. Rules are settings, with entity tags, on the tenant API too.
 func (s *server) registerRoutingRoutes() {
 	const list, one = "/api/v1/routing_rules", "/api/v1/routing_rules/{rule_id}"
 	read := route{method: http.MethodGet, auth: credentialKeyOrSecret, scope: tenants.ScopeRead, bucket: ratelimit.APIRead}
@@ -26,6 +26,16 @@ func (s *server) registerRoutingRoutes() {
 	s.register(write.by(http.MethodPatch).at(one, s.updateRoutingRule).takes(bodyJSON))
 	s.register(write.by(http.MethodPut).at(one, s.updateRoutingRule).takes(bodyJSON)) // partial as well, as documented
 	s.register(write.by(http.MethodDelete).at(one, s.deleteRoutingRule))
+}
+
+// registerOperatorRoutingRoutes: the same for operators.
+func (s *server) registerOperatorRoutingRoutes() {
+	const list, one = "/tenants/{tenant_id}/routing_rules", "/tenants/{tenant_id}/routing_rules/{rule_id}"
+	s.operatorRoute(http.MethodPost, list, bodyJSON, s.forTenant(s.createRoutingRule))
+	s.operatorRoute(http.MethodGet, list, bodyNone, s.forTenant(s.listRoutingRules))
+	s.operatorRoute(http.MethodGet, one, bodyNone, s.forTenant(s.getRoutingRule))
+	s.operatorRoute(http.MethodPatch, one, bodyJSON, s.forTenant(s.updateRoutingRule))
+	s.operatorRoute(http.MethodDelete, one, bodyNone, s.forTenant(s.deleteRoutingRule))
 }
 
 type routingRuleBody struct {
@@ -46,15 +56,15 @@ func routingRuleJSON(r delivery.RoutingRule) routingRuleBody {
 	}
 }
 
-// ruleMember is the member of a body that holds the rule. Beside it, and in it, unknown members are ignored: clients send
-// back what they were shown.
+// ruleMember is the member of a body of the tenant API that holds the rule. Beside it, and in it, unknown members are ignored:
+// clients send back what they were shown. A body of the management API is the rule, and nothing else.
 const ruleMember = "routing_rule"
 
 // ruleFields reads the members of the body's rule.
 func ruleFields(c *call) (*fields, error) {
 	f, err := c.object()
-	if err != nil {
-		return nil, err
+	if err != nil || c.Operator != nil {
+		return f, err
 	}
 	rule := f.sub(ruleMember)
 	if !f.has(ruleMember) || f.err() != nil {
@@ -63,16 +73,24 @@ func ruleFields(c *call) (*fields, error) {
 	return rule, nil
 }
 
+// ruleFaults is what is wrong with the members that were read.
+func (c *call) ruleFaults(f *fields) error {
+	if c.Operator != nil {
+		f.refuseUnknown()
+	}
+	return f.err()
+}
+
 // inRule moves the pointers of refused fields to where the body has them.
-func inRule(err error) error {
+func (f *fields) inRule(err error) error {
 	var invalid *fault.Invalid
 	if !errors.As(err, &invalid) {
 		return err
 	}
 	moved := &fault.Invalid{}
-	for _, f := range invalid.Fields {
-		f.Pointer = "/" + ruleMember + f.Pointer
-		moved.Fields = append(moved.Fields, f)
+	for _, field := range invalid.Fields {
+		field.Pointer = f.prefix + field.Pointer
+		moved.Fields = append(moved.Fields, field)
 	}
 	return moved
 }
@@ -87,19 +105,19 @@ func (s *server) createRoutingRule(c *call) (*reply, error) {
 		in.SourceChannelID = *source
 		f.ownSource(c, source)
 	}
-	if err := f.err(); err != nil {
+	if err := c.ruleFaults(f); err != nil {
 		return nil, err
 	}
 	r, err := s.Rules.Create(c.ctx(), c.actor(), c.Tenant.ID, in)
 	if err != nil {
-		return nil, inRule(err)
+		return nil, f.inRule(err)
 	}
 	s.changed(c)
-	p, err := dataReply(http.StatusCreated, routingRuleJSON(r))
+	p, err := settingReply(c, http.StatusCreated, r.Version, routingRuleJSON(r))
 	if err != nil {
 		return nil, err
 	}
-	return p.with("Location", "/api/v1/routing_rules/"+r.ID.String()), nil
+	return p.with("Location", c.r.URL.EscapedPath()+"/"+r.ID.String()), nil
 }
 
 // listRoutingRules has no pages: a tenant has at most [delivery.MaxRules].
@@ -148,7 +166,7 @@ func (s *server) getRoutingRule(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dataReply(http.StatusOK, routingRuleJSON(r))
+	return settingReply(c, http.StatusOK, r.Version, routingRuleJSON(r))
 }
 
 // updateRoutingRule changes the members that are given.
@@ -165,15 +183,15 @@ func (s *server) updateRoutingRule(c *call) (*reply, error) {
 		TargetChannelIDs: f.ids("target_channel_ids"), Enabled: f.optBool("enabled")}
 	f.ownSource(c, patch.SourceChannelID)
 	f.refuseNull()
-	if err := f.err(); err != nil {
+	if err := c.ruleFaults(f); err != nil {
 		return nil, err
 	}
-	r, err := s.Rules.Update(c.ctx(), c.actor(), c.Tenant.ID, before.ID, patch)
+	r, err := s.Rules.Update(c.ctx(), c.actor(), c.Tenant.ID, before.ID, patch, c.ifMatch()...)
 	if err != nil {
-		return nil, inRule(err)
+		return nil, f.inRule(err)
 	}
 	s.changed(c)
-	return dataReply(http.StatusOK, routingRuleJSON(r))
+	return settingReply(c, http.StatusOK, r.Version, routingRuleJSON(r))
 }
 
 func (s *server) deleteRoutingRule(c *call) (*reply, error) {
@@ -181,7 +199,7 @@ func (s *server) deleteRoutingRule(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Rules.Delete(c.ctx(), c.actor(), c.Tenant.ID, r.ID); err != nil {
+	if err := s.Rules.Delete(c.ctx(), c.actor(), c.Tenant.ID, r.ID, c.ifMatch()...); err != nil {
 		return nil, err
 	}
 	s.changed(c)

@@ -153,6 +153,67 @@ func TestRoutingRuleRefusals(t *testing.T) {
 	}
 }
 
+// Operators keep the rules of every tenant: the body is the rule, what it does not know is refused, and the audit log has the
+// operator's name.
+func TestRoutingRulesByOperators(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	path := managementPrefix + "/tenants/" + f.tenant.ID.String() + "/routing_rules"
+	rule := fmt.Sprintf(`{"name":"r","source_channel_id":%q,"target_channel_ids":[%q],"enabled":false}`, f.whatsapp.ID, f.webhook.ID)
+	made := f.call(t, "POST", path, rule, f.ops())
+	made.is(t, 201, "")
+	one := path + "/" + made.get(t, "data", "id").(string)
+	if made.get(t, "data", "enabled") != false || made.Header.Get("Location") != one {
+		t.Errorf("made %s at %q", made, made.Header.Get("Location"))
+	}
+	tenants := f.call(t, "GET", rulesPath, "", f.apiKey())
+	if diff := cmp.Diff(tenants.json(t), f.call(t, "GET", path, "", f.ops()).json(t)); diff != "" {
+		t.Errorf("the tenant sees other rules than the operator:\n%s", diff)
+	}
+	a := f.call(t, "PATCH", one, `{"enabled":true}`, f.ops())
+	a.is(t, 200, "")
+	if a.get(t, "data", "enabled") != true || a.get(t, "data", "name") != "r" {
+		t.Errorf("switched on: %s", a)
+	}
+
+	for body, pointer := range map[string]string{
+		`{"routing_rule":{"name":"x"}}`: "#/routing_rule", `{"colour":1}`: "#/colour", `{"name":""}`: "#/name", `{"name":null}`: "#/name",
+		`{"target_channel_ids":["` + f.whatsapp.ID.String() + `"]}`: "#/target_channel_ids",
+	} {
+		a := f.call(t, "PATCH", one, body, f.ops())
+		a.is(t, 422, codeValidationFailed)
+		if got := a.get(t, "errors").([]any)[0].(map[string]any)["pointer"]; got != pointer {
+			t.Errorf("%s: refused at %v, want %s", body, got, pointer)
+		}
+	}
+	f.call(t, "POST", path, strings.Replace(rule, "{", `{"priority":1,`, 1), f.ops()).is(t, 422, codeValidationFailed)
+
+	f.call(t, "DELETE", one, "", f.ops()).is(t, 204, "")
+	f.call(t, "GET", one, "", f.ops()).is(t, 404, codeNotFound)
+	var changes string
+	err := f.pool.QueryRow(t.Context(), `SELECT string_agg(action, ' ' ORDER BY id) FROM audit_log
+		WHERE resource_type = 'routing_rule' AND actor_type = 'operator' AND request_id IS NOT NULL AND tenant_id = $1`, f.tenant.ID).Scan(&changes)
+	if err != nil || changes != "create toggle_enabled delete" {
+		t.Errorf("audit log: the operator did %q (%v)", changes, err)
+	}
+}
+
+// A tenant's own programs can guard their changes too.
+func TestRoutingRuleTags(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	made := f.call(t, "POST", rulesPath, ruleJSON("shop", f.whatsapp.ID, f.webhook.ID), f.apiKey())
+	made.is(t, 201, "")
+	path, tag := rulesPath+"/"+made.get(t, "data", "id").(string), made.Header.Get("Etag")
+	f.call(t, "GET", path, "", f.apiKey(), header("If-None-Match", tag)).is(t, 304, "")
+	f.call(t, "PUT", path, `{"routing_rule":{"name":"store"}}`, f.apiKey(), header("If-Match", tag)).is(t, 200, "")
+	f.call(t, "PATCH", path, `{"routing_rule":{"name":"boutique"}}`, f.apiKey(), header("If-Match", tag)).is(t, 412, codePreconditionFailed)
+	f.call(t, "DELETE", path, "", f.apiKey(), header("If-Match", tag)).is(t, 412, codePreconditionFailed)
+	if name := f.call(t, "GET", path, "", f.apiKey()).get(t, "data", "name"); name != "store" {
+		t.Errorf("the rule is named %v, want the first change's name", name)
+	}
+}
+
 // A deleted channel drops out of the routes at once, and its rule stays where the tenant can see it.
 func TestRoutingRuleOfADeletedChannel(t *testing.T) {
 	t.Parallel()

@@ -375,3 +375,25 @@ func TestQueryCounter(t *testing.T) {
 		t.Errorf("first statement seen: %s", first)
 	}
 }
+
+func TestRows(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, postgres.Options{})
+	const query = "SELECT n FROM generate_series(1, $1::int) AS n"
+	missing := errors.New("no such number")
+	for rows, want := range []error{missing, nil, pgx.ErrTooManyRows} {
+		if n, err := postgres.One(t.Context(), pool, missing, pgx.RowTo[int], query, rows); !errors.Is(err, want) || err == nil && n != 1 {
+			t.Errorf("one of %d rows: %d, %v; want %v", rows, n, err, want)
+		}
+		if list, err := postgres.Many(t.Context(), pool, pgx.RowTo[int], query, rows); err != nil || len(list) != rows || list == nil {
+			t.Errorf("all of %d rows: %v, %v", rows, list, err)
+		}
+	}
+	var refused *pgconn.PgError
+	if _, err := postgres.One(t.Context(), pool, missing, pgx.RowTo[int], "SELECT 1/0"); !errors.As(err, &refused) {
+		t.Errorf("one of a failing query: %v", err)
+	}
+	if _, err := postgres.Many(t.Context(), pool, pgx.RowTo[int], "SELECT 1/0"); !errors.As(err, &refused) {
+		t.Errorf("all of a failing query: %v", err)
+	}
+}

@@ -50,13 +50,13 @@ func (e Errors) orNil() error {
 
 var (
 	limitRange = FieldError{"/limit", CodeOutOfRange,
-		fmt.Sprintf("limit must be a whole number from 0 (refuse everything) to %d", MaxLimit)}
+		"limit must be a whole number from 0 (refuse everything) to " + Grouped(MaxLimit)}
 	scaleRange = FieldError{"/scale_ms", CodeOutOfRange,
-		fmt.Sprintf("scale_ms must be a whole number of milliseconds from %d to %d", MinScale.Milliseconds(), MaxScale.Milliseconds())}
+		fmt.Sprintf("scale_ms must be a whole number of milliseconds from %s to %s", Grouped(MinScale.Milliseconds()), Grouped(MaxScale.Milliseconds()))}
 	algorithmRange = FieldError{"/algorithm", CodeUnknownValue,
 		"algorithm must be one of " + strings.Join(algorithmNames[:], ", ")}
 	burstRange = FieldError{"/burst", CodeOutOfRange,
-		fmt.Sprintf("burst must be a whole number from 1 to %d", MaxLimit)}
+		"burst must be a whole number from 1 to " + Grouped(MaxLimit)}
 	burstElsewhere = FieldError{"/burst", CodeUnknownMember, "burst is allowed with algorithm token_bucket only"}
 	burstRefill    = FieldError{"/burst", CodeOutOfRange,
 		fmt.Sprintf("burst must refill within %d days at the rate of limit per scale_ms", int(MaxRefill/(24*time.Hour)))}

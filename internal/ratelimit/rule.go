@@ -28,9 +28,18 @@ type Rule struct {
 	Burst     int64 // TokenBucket only; 0 means Limit
 }
 
-// String names the limit in words: "100 per second", "5 per 30 seconds".
+// String names the limit in words: "100 per second", "5,000 per 30 seconds".
 func (r Rule) String() string {
-	return strconv.FormatInt(r.Limit, 10) + " per " + scaleWords(r.Scale)
+	return Grouped(r.Limit) + " per " + scaleWords(r.Scale)
+}
+
+// Grouped writes a number that is not negative with its thousands apart, as people read it: 1,000,000.
+func Grouped(n int64) string {
+	text := strconv.FormatInt(n, 10)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
 }
 
 // MarshalJSON writes the form in which overrides are stored.

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"converger/internal/postgres"
 	"converger/internal/secrets"
 )
 
@@ -93,7 +94,7 @@ func (s *Store) ListAuditAllTenants(ctx context.Context, f AuditFilter, before u
 
 func (s *Store) listAudit(ctx context.Context, tenant *ID, f AuditFilter, before uuid.UUID, limit int) ([]Record, bool, error) {
 	sql, args := auditSQL(tenant, f, before, limit+1)
-	list, err := many(ctx, s.pool, scanRecord, sql, args...)
+	list, err := postgres.Many(ctx, s.pool, scanRecord, sql, args...)
 	if err != nil {
 		return nil, false, fmt.Errorf("list audit log: %w", err)
 	}

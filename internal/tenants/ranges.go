@@ -153,14 +153,14 @@ func (s *Store) CreateAddressRange(ctx context.Context, by Actor, n NewAddressRa
 		if _, err := tx.Exec(ctx, replaceRangeQuery, n.Prefix, version); err != nil {
 			return err
 		}
-		count, err := one(ctx, tx, pgx.RowTo[int], countRangesQuery)
+		count, err := postgres.One(ctx, tx, ErrNotFound, pgx.RowTo[int], countRangesQuery)
 		if err != nil {
 			return err
 		}
 		if count >= MaxAddressRanges {
 			return ErrTooManyRanges
 		}
-		r, err = one(ctx, tx, scanRange, insertRangeQuery, id, n.Prefix, n.Kind, n.Note, n.ExpiresAt, version)
+		r, err = postgres.One(ctx, tx, ErrNotFound, scanRange, insertRangeQuery, id, n.Prefix, n.Kind, n.Note, n.ExpiresAt, version)
 		if postgres.Constraint(err) == constraintRangeCIDR {
 			return ErrRangeExists
 		}
@@ -180,7 +180,7 @@ func (s *Store) CreateAddressRange(ctx context.Context, by Actor, n NewAddressRa
 
 // GetAddressRange returns one range, or [ErrNotFound].
 func (s *Store) GetAddressRange(ctx context.Context, id uuid.UUID) (AddressRange, error) {
-	r, err := one(ctx, s.pool, scanRange, getRangeQuery, id)
+	r, err := postgres.One(ctx, s.pool, ErrNotFound, scanRange, getRangeQuery, id)
 	if err != nil {
 		return AddressRange{}, fmt.Errorf("get address range: %w", err)
 	}
@@ -194,7 +194,7 @@ func (s *Store) ListAddressRanges(ctx context.Context, f AddressRangeFilter, aft
 	if f.Contains.IsValid() {
 		contains = &f.Contains
 	}
-	list, err := many(ctx, s.pool, scanRange, listRangesQuery, after, f.Kind, contains, limit)
+	list, err := postgres.Many(ctx, s.pool, scanRange, listRangesQuery, after, f.Kind, contains, limit)
 	if err != nil {
 		return nil, fmt.Errorf("list address ranges: %w", err)
 	}
@@ -205,7 +205,7 @@ func (s *Store) ListAddressRanges(ctx context.Context, f AddressRangeFilter, aft
 func (s *Store) UpdateAddressRange(ctx context.Context, by Actor, id uuid.UUID, patch AddressRangePatch, caller Caller, expected ...int64) (AddressRange, error) {
 	var r AddressRange
 	err := s.change(ctx, "update address range", func(tx pgx.Tx, version int64) error {
-		before, err := one(ctx, tx, scanRange, getRangeQuery, id)
+		before, err := postgres.One(ctx, tx, ErrNotFound, scanRange, getRangeQuery, id)
 		if err != nil {
 			return err
 		}
@@ -232,7 +232,7 @@ func (s *Store) UpdateAddressRange(ctx context.Context, by Actor, id uuid.UUID, 
 		if err := bad.Err(); err != nil {
 			return err
 		}
-		if r, err = one(ctx, tx, scanRange, updateRangeQuery, id, r.Kind, r.Note, r.ExpiresAt, version); err != nil {
+		if r, err = postgres.One(ctx, tx, ErrNotFound, scanRange, updateRangeQuery, id, r.Kind, r.Note, r.ExpiresAt, version); err != nil {
 			return err
 		}
 		if err := checkCallerTx(ctx, tx, caller); err != nil {
@@ -251,7 +251,7 @@ func (s *Store) UpdateAddressRange(ctx context.Context, by Actor, id uuid.UUID, 
 // [ErrWouldDeny]: the range may have excepted the caller from a wider one.
 func (s *Store) DeleteAddressRange(ctx context.Context, by Actor, id uuid.UUID, caller Caller, expected ...int64) error {
 	return s.change(ctx, "delete address range", func(tx pgx.Tx, version int64) error {
-		before, err := one(ctx, tx, scanRange, getRangeQuery, id)
+		before, err := postgres.One(ctx, tx, ErrNotFound, scanRange, getRangeQuery, id)
 		if err != nil {
 			return err
 		}
@@ -273,7 +273,7 @@ func checkCallerTx(ctx context.Context, tx pgx.Tx, caller Caller) error {
 	if caller.Force || !caller.Addr.IsValid() {
 		return nil
 	}
-	kind, err := one(ctx, tx, pgx.RowTo[RangeKind], decidingRangeQuery, caller.Addr)
+	kind, err := postgres.One(ctx, tx, ErrNotFound, pgx.RowTo[RangeKind], decidingRangeQuery, caller.Addr)
 	switch {
 	case errors.Is(err, ErrNotFound):
 		return nil

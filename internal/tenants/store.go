@@ -153,28 +153,6 @@ func (s *Store) change(ctx context.Context, what string, fn func(tx pgx.Tx, vers
 	return nil
 }
 
-// one collects a single row, and says [ErrNotFound] when there is none.
-func one[T any](ctx context.Context, q postgres.Querier, scan pgx.RowToFunc[T], sql string, args ...any) (T, error) {
-	rows, err := q.Query(ctx, sql, args...)
-	if err != nil {
-		var none T
-		return none, err
-	}
-	v, err := pgx.CollectExactlyOneRow(rows, scan)
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = ErrNotFound
-	}
-	return v, err
-}
-
-func many[T any](ctx context.Context, q postgres.Querier, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
-	rows, err := q.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, scan)
-}
-
 // Create makes an active tenant without keys. A tenant that has the id and the name already is returned as it is; under
 // the id of another name a tenant with an id of its own is made. It returns a [*fault.Invalid] for a bad name, or
 // [ErrNameTaken].
@@ -191,7 +169,7 @@ func (s *Store) Create(ctx context.Context, by Actor, n NewTenant) (Tenant, erro
 	var t Tenant
 	err = s.change(ctx, "create tenant", func(tx pgx.Tx, version int64) error {
 		if n.ID != uuid.Nil {
-			switch t, err = one(ctx, tx, scanTenant, getTenantQuery, n.ID); {
+			switch t, err = postgres.One(ctx, tx, ErrNotFound, scanTenant, getTenantQuery, n.ID); {
 			case errors.Is(err, ErrNotFound):
 				id = n.ID
 			case err != nil:
@@ -200,7 +178,7 @@ func (s *Store) Create(ctx context.Context, by Actor, n NewTenant) (Tenant, erro
 				return errUnchanged
 			}
 		}
-		t, err = one(ctx, tx, scanTenant, insertTenantQuery, id, n.Name, version)
+		t, err = postgres.One(ctx, tx, ErrNotFound, scanTenant, insertTenantQuery, id, n.Name, version)
 		if postgres.Constraint(err) == constraintTenantName {
 			return ErrNameTaken
 		}
@@ -218,7 +196,7 @@ func (s *Store) Create(ctx context.Context, by Actor, n NewTenant) (Tenant, erro
 
 // Get returns one tenant, or [ErrNotFound].
 func (s *Store) Get(ctx context.Context, id ID) (Tenant, error) {
-	t, err := one(ctx, s.pool, scanTenant, getTenantQuery, id)
+	t, err := postgres.One(ctx, s.pool, ErrNotFound, scanTenant, getTenantQuery, id)
 	if err != nil {
 		return Tenant{}, fmt.Errorf("get tenant: %w", err)
 	}
@@ -227,7 +205,7 @@ func (s *Store) Get(ctx context.Context, id ID) (Tenant, error) {
 
 // ByName returns the tenant of this name, in whatever case, or [ErrNotFound].
 func (s *Store) ByName(ctx context.Context, name string) (Tenant, error) {
-	t, err := one(ctx, s.pool, scanTenant, tenantByNameQuery, name)
+	t, err := postgres.One(ctx, s.pool, ErrNotFound, scanTenant, tenantByNameQuery, name)
 	if err != nil {
 		return Tenant{}, fmt.Errorf("find tenant by name: %w", err)
 	}
@@ -236,7 +214,7 @@ func (s *Store) ByName(ctx context.Context, name string) (Tenant, error) {
 
 // ListAllTenants returns up to limit tenants by ascending id, those after the given id ([uuid.Nil]: from the start).
 func (s *Store) ListAllTenants(ctx context.Context, after uuid.UUID, limit int) ([]Tenant, error) {
-	list, err := many(ctx, s.pool, scanTenant, listTenantsQuery, after, limit)
+	list, err := postgres.Many(ctx, s.pool, scanTenant, listTenantsQuery, after, limit)
 	if err != nil {
 		return nil, fmt.Errorf("list tenants: %w", err)
 	}
@@ -258,7 +236,7 @@ func (s *Store) SetStatus(ctx context.Context, by Actor, id ID, status Status, e
 			return errUnchanged
 		}
 		before := t.Status
-		if t, err = one(ctx, tx, scanTenant, setStatusQuery, id, status, version); err != nil {
+		if t, err = postgres.One(ctx, tx, ErrNotFound, scanTenant, setStatusQuery, id, status, version); err != nil {
 			return err
 		}
 		return AuditTx(ctx, tx, by, Entry{TenantID: &id, Action: "toggle_status", ResourceType: "tenant",
@@ -298,7 +276,7 @@ func (s *Store) Update(ctx context.Context, by Actor, id ID, patch TenantPatch, 
 		if t.Name == before.Name && t.MaxInFlight == before.MaxInFlight {
 			return errUnchanged
 		}
-		t, err = one(ctx, tx, scanTenant, updateTenantQuery, id, t.Name, t.MaxInFlight, version)
+		t, err = postgres.One(ctx, tx, ErrNotFound, scanTenant, updateTenantQuery, id, t.Name, t.MaxInFlight, version)
 		if postgres.Constraint(err) == constraintTenantName {
 			return ErrNameTaken
 		}
@@ -317,7 +295,7 @@ func (s *Store) Update(ctx context.Context, by Actor, id ID, patch TenantPatch, 
 
 // getTenantTx reads the tenant that a change is about to replace: the lock of [BumpTx] keeps others away.
 func getTenantTx(ctx context.Context, tx pgx.Tx, id ID, expected []int64) (Tenant, error) {
-	t, err := one(ctx, tx, scanTenant, getTenantQuery, id)
+	t, err := postgres.One(ctx, tx, ErrNotFound, scanTenant, getTenantQuery, id)
 	if err != nil {
 		return Tenant{}, err
 	}
@@ -337,7 +315,7 @@ func (s *Store) SetUploadTypes(ctx context.Context, by Actor, id ID, types []str
 			return errUnchanged
 		}
 		before := t.UploadTypes
-		if t, err = one(ctx, tx, scanTenant, setUploadTypesQuery, id, types, version); err != nil {
+		if t, err = postgres.One(ctx, tx, ErrNotFound, scanTenant, setUploadTypesQuery, id, types, version); err != nil {
 			return err
 		}
 		return AuditTx(ctx, tx, by, Entry{TenantID: &id, Action: "update", ResourceType: "tenant", ResourceID: id.String(),
@@ -351,7 +329,7 @@ func (s *Store) SetUploadTypes(ctx context.Context, by Actor, id ID, types []str
 
 // Limits returns the tenant's overrides, an object from bucket name to override, or [ErrNotFound].
 func (s *Store) Limits(ctx context.Context, id ID) (json.RawMessage, error) {
-	limits, err := one(ctx, s.pool, pgx.RowTo[json.RawMessage], getLimitsQuery, id)
+	limits, err := postgres.One(ctx, s.pool, ErrNotFound, pgx.RowTo[json.RawMessage], getLimitsQuery, id)
 	if err != nil {
 		return nil, fmt.Errorf("get limits: %w", err)
 	}
@@ -376,7 +354,7 @@ func (s *Store) DeleteLimit(ctx context.Context, by Actor, id ID, bucket string,
 func (s *Store) changeLimit(ctx context.Context, by Actor, id ID, bucket string, override json.RawMessage, expected []int64) error {
 	return s.change(ctx, "change limit", func(tx pgx.Tx, version int64) error {
 		var have int64
-		before, err := one(ctx, tx, func(row pgx.CollectableRow) (v *json.RawMessage, err error) {
+		before, err := postgres.One(ctx, tx, ErrNotFound, func(row pgx.CollectableRow) (v *json.RawMessage, err error) {
 			err = row.Scan(&v, &have)
 			return v, err
 		}, getLimitQuery, id, bucket)
@@ -419,7 +397,7 @@ func (s *Store) CreateKey(ctx context.Context, by Actor, tenant ID, n NewKey) (A
 	hash := secrets.Hash(text.Reveal())
 	var k APIKey
 	err = s.change(ctx, "create key", func(tx pgx.Tx, version int64) error {
-		k, err = one(ctx, tx, scanKey, insertKeyQuery,
+		k, err = postgres.One(ctx, tx, ErrNotFound, scanKey, insertKeyQuery,
 			tenant, id, n.Name, text.Reveal()[:shownPrefixChars], hash[:], scopes, n.ExpiresAt, version)
 		if postgres.Constraint(err) == constraintKeyTenant {
 			return ErrNotFound
@@ -438,7 +416,7 @@ func (s *Store) CreateKey(ctx context.Context, by Actor, tenant ID, n NewKey) (A
 
 // ListKeys returns all keys of a tenant, also revoked and expired ones, oldest first; none for an unknown tenant.
 func (s *Store) ListKeys(ctx context.Context, tenant ID) ([]APIKey, error) {
-	list, err := many(ctx, s.pool, scanKey, listKeysQuery, tenant)
+	list, err := postgres.Many(ctx, s.pool, scanKey, listKeysQuery, tenant)
 	if err != nil {
 		return nil, fmt.Errorf("list keys: %w", err)
 	}
@@ -451,14 +429,14 @@ func (s *Store) RevokeKey(ctx context.Context, by Actor, tenant ID, keyID uuid.U
 	query := revocation(&at, revokeKeyQuery, scheduleKeyQuery)
 	var k APIKey
 	err := s.change(ctx, "revoke key", func(tx pgx.Tx, version int64) (err error) {
-		if k, err = one(ctx, tx, scanKey, getKeyQuery, tenant, keyID); err != nil {
+		if k, err = postgres.One(ctx, tx, ErrNotFound, scanKey, getKeyQuery, tenant, keyID); err != nil {
 			return err
 		}
 		if k.RevokedAt != nil && !k.RevokedAt.After(at) {
 			return errUnchanged
 		}
 		before := snapshot(k.Name, k.Prefix, k.Scopes, k.ExpiresAt, k.RevokedAt)
-		if k, err = one(ctx, tx, scanKey, query, tenant, keyID, at, version); err != nil {
+		if k, err = postgres.One(ctx, tx, ErrNotFound, scanKey, query, tenant, keyID, at, version); err != nil {
 			return err
 		}
 		return AuditTx(ctx, tx, by, Entry{TenantID: &tenant, Action: "revoke", ResourceType: "api_key",
@@ -484,7 +462,7 @@ func (s *Store) CreateOperatorToken(ctx context.Context, by Actor, n NewOperator
 	hash := secrets.Hash(text.Reveal())
 	var t OperatorToken
 	err = s.change(ctx, "create operator token", func(tx pgx.Tx, version int64) error {
-		t, err = one(ctx, tx, scanToken, insertTokenQuery,
+		t, err = postgres.One(ctx, tx, ErrNotFound, scanToken, insertTokenQuery,
 			id, n.Name, text.Reveal()[:shownPrefixChars], hash[:], scopes, n.ExpiresAt, version)
 		if err != nil {
 			return err
@@ -500,7 +478,7 @@ func (s *Store) CreateOperatorToken(ctx context.Context, by Actor, n NewOperator
 
 // ListOperatorTokens returns all operator tokens, also revoked and expired ones, oldest first.
 func (s *Store) ListOperatorTokens(ctx context.Context) ([]OperatorToken, error) {
-	list, err := many(ctx, s.pool, scanToken, listTokensQuery)
+	list, err := postgres.Many(ctx, s.pool, scanToken, listTokensQuery)
 	if err != nil {
 		return nil, fmt.Errorf("list operator tokens: %w", err)
 	}
@@ -509,7 +487,7 @@ func (s *Store) ListOperatorTokens(ctx context.Context) ([]OperatorToken, error)
 
 // GetOperatorToken returns one token, or [ErrNotFound].
 func (s *Store) GetOperatorToken(ctx context.Context, id uuid.UUID) (OperatorToken, error) {
-	t, err := one(ctx, s.pool, scanToken, getTokenQuery, id)
+	t, err := postgres.One(ctx, s.pool, ErrNotFound, scanToken, getTokenQuery, id)
 	if err != nil {
 		return OperatorToken{}, fmt.Errorf("get operator token: %w", err)
 	}
@@ -522,14 +500,14 @@ func (s *Store) RevokeOperatorToken(ctx context.Context, by Actor, id uuid.UUID,
 	query := revocation(&at, revokeTokenQuery, scheduleTokenQuery)
 	var t OperatorToken
 	err := s.change(ctx, "revoke operator token", func(tx pgx.Tx, version int64) (err error) {
-		if t, err = one(ctx, tx, scanToken, getTokenQuery, id); err != nil {
+		if t, err = postgres.One(ctx, tx, ErrNotFound, scanToken, getTokenQuery, id); err != nil {
 			return err
 		}
 		if t.RevokedAt != nil && !t.RevokedAt.After(at) {
 			return errUnchanged
 		}
 		if keepLast && slices.Contains(t.Scopes, "write") {
-			others, err := one(ctx, tx, pgx.RowTo[bool], otherWritersQuery, id, at)
+			others, err := postgres.One(ctx, tx, ErrNotFound, pgx.RowTo[bool], otherWritersQuery, id, at)
 			if err != nil {
 				return err
 			}
@@ -538,7 +516,7 @@ func (s *Store) RevokeOperatorToken(ctx context.Context, by Actor, id uuid.UUID,
 			}
 		}
 		before := snapshot(t.Name, t.Prefix, t.Scopes, t.ExpiresAt, t.RevokedAt)
-		if t, err = one(ctx, tx, scanToken, query, id, at, version); err != nil {
+		if t, err = postgres.One(ctx, tx, ErrNotFound, scanToken, query, id, at, version); err != nil {
 			return err
 		}
 		return AuditTx(ctx, tx, by, Entry{Action: "revoke", ResourceType: "operator_token",

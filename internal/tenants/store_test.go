@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"converger/internal/fault"
+	"converger/internal/postgres"
 	"converger/internal/secrets"
 	"converger/migrations/pgtest"
 )
@@ -303,7 +304,7 @@ func TestRevocationIsByTheDatabaseClock(t *testing.T) {
 	}
 	defer func() { _ = tx.Rollback(t.Context()) }()
 	// What Store sends for "now", by a clock that is an hour ahead.
-	got, err := one(t.Context(), tx, scanKey, revokeKeyQuery, k.TenantID, k.ID, time.Now().Add(time.Hour), 1)
+	got, err := postgres.One(t.Context(), tx, ErrNotFound, scanKey, revokeKeyQuery, k.TenantID, k.ID, time.Now().Add(time.Hour), 1)
 	if err != nil || got.RevokedAt.After(time.Now().Add(time.Minute)) {
 		t.Errorf("revoked at %v, %v", got.RevokedAt, err)
 	}
