@@ -88,8 +88,8 @@ func (c limitsGetCmd) Run(e *env) error {
 	return h.showList(found, false, "There are no buckets.", limitColumns...)
 }
 
-// ruleArgs are a limit as people write it.
-type ruleArgs struct {
+// rateArgs are a limit as people write it.
+type rateArgs struct {
 	Bucket    string `arg:"" help:"Name of the bucket, such as activity_create, see limits get."`
 	Rate      string `arg:"" help:"How many in which time, such as 200/1s or 5000/1m; 0/1s refuses everything."`
 	Algorithm string `help:"How it is counted: fixed_window, sliding_window or token_bucket; by default as the bucket's default is." enum:"fixed_window,sliding_window,token_bucket," default:"" placeholder:"NAME"`
@@ -97,7 +97,7 @@ type ruleArgs struct {
 }
 
 // rule is the limit as the API takes it.
-func (c ruleArgs) rule() (members, error) {
+func (c rateArgs) rule() (members, error) {
 	count, window, _ := strings.Cut(c.Rate, "/")
 	limit, err := strconv.ParseInt(count, 10, 64)
 	scale, windowErr := time.ParseDuration(window)
@@ -118,7 +118,7 @@ type limitsSetCmd struct {
 	managementFlags
 	tenantArg
 	guard
-	ruleArgs
+	rateArgs
 }
 
 // Help shows examples.

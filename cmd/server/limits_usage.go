@@ -219,7 +219,7 @@ func counted(n int, one, many string) string {
 type limitsTryCmd struct {
 	managementFlags
 	tenantArg
-	ruleArgs
+	rateArgs
 }
 
 // Help shows an example.
