@@ -323,3 +323,30 @@ func TestResetOfALogin(t *testing.T) {
 		t.Error("still locked after a reset")
 	}
 }
+
+// TestTheBusyKeepTheirPlace has many subjects come by once where others are busy: their demand is not forgotten for it.
+func TestTheBusyKeepTheirPlace(t *testing.T) {
+	t.Parallel()
+	f := newLimiter(t, "", false)
+	ask := func(n uint64, now ratelimit.Instant) {
+		it := ratelimit.Item{Key: ratelimit.Key{Hi: n + 2, Lo: n << 50}, Policy: f.Policy(ratelimit.Upload, nil, nil)}
+		if f.Check(t.Context(), now, it).Unnamed {
+			f.Name(ratelimit.Upload, it.Key, subjectOf(1))
+		}
+	}
+	now := noon
+	for range 10 {
+		for n := range uint64(256) {
+			ask(n, now)
+			now = now.Add(time.Millisecond)
+		}
+	}
+	for n := range uint64(50) {
+		now = now.Add(2 * time.Second)
+		ask(1000+n, now)
+	}
+	got := f.Demand(ratelimit.Upload, [16]byte{1}, now, 1000)
+	if len(got) != 256 || got[255].Total() < 10 {
+		t.Errorf("%d subjects are kept, the least busy with %d", len(got), got[len(got)-1].Total())
+	}
+}
