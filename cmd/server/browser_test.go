@@ -468,6 +468,32 @@ func (s *site) administrator(t *testing.T) {
 		t.Errorf("with the limit of the page: %v", statuses)
 	}
 	b.open(200, one)
+	b.click(200, one, `button[value="try"]`)
+	b.shows("Not saved yet.", "Of 4 activities since")
+	b.picture("admin-limit-try")
+
+	b.click(200, "/admin/rate_limits", `nav a[href$="/rate_limits"]`)
+	b.shows("Most refused", "Lately refused", "Acme", "activity_create")
+	b.picture("admin-rate-limits")
+	b.click(200, "/admin/rate_limits?*", `td.act a`)
+	b.shows("0 left", "Reset this counter")
+	b.do(chromedp.Click(chromedp.CSS("summary")))
+	b.picture("admin-rate-limits-use")
+	b.click(200, "/admin/rate_limits?*", "details button.danger")
+	b.shows("The counter is reset on every node.", "3 left")
+	b.do(chromedp.SetValue(chromedp.ID("subject"), "nobody here"))
+	b.click(404, "/admin/rate_limits?*", ".form button")
+	b.shows("There is no tenant of this id or name: nobody here.")
+	b.picture("admin-rate-limits-error")
+	b.open(200, "/admin/rate_limits?only=upload")
+	b.shows("Nothing has been refused in this bucket since the start.")
+	b.picture("admin-rate-limits-empty")
+	b.click(200, "/admin/rate_limits?*", ".choices a")
+	b.shows("This page loads itself again every 5 seconds", "Pause")
+	b.click(200, "/admin/rate_limits?only=upload", ".live .button")
+	b.lacks("loads itself again")
+
+	b.open(200, one)
 	b.click(200, limits, "button.danger")
 	b.shows("Done. The tenant's own limit is gone")
 	b.lacks("3 per 2 hours")
@@ -621,10 +647,13 @@ func (s *site) everyPage(t *testing.T) {
 	for name, path := range map[string]string{
 		"admin": "/admin", "tenants": "/admin/tenants", "tenants-none": "/admin/tenants?q=nobody", "tenant": tenant, "limits": tenant + "/limits",
 		"limit": tenant + "/limits/inbound", "account": "/admin/account", "password": "/admin/password",
+		"rate-limits": "/admin/rate_limits", "rate-limits-use": "/admin/rate_limits?bucket=upload&subject=Acme",
 	} {
 		b.open(200, path)
 		look(name)
 	}
+	b.open(400, "/admin/rate_limits?bucket=unknown_caller&subject=somewhere")
+	look("rate-limits-error")
 	b.open(200, tenant+"/limits/inbound")
 	b.fill("limit", "x")
 	b.fill("burst", "-1")

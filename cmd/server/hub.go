@@ -35,6 +35,7 @@ import (
 	"converger/internal/postgres"
 	"converger/internal/ratelimit"
 	limitcluster "converger/internal/ratelimit/cluster"
+	"converger/internal/ratelimit/overview"
 	"converger/internal/ratelimit/owner"
 	"converger/internal/ratelimit/redis"
 	"converger/internal/secrets"
@@ -62,6 +63,7 @@ type hub struct {
 	channels   *channel.Store
 	directory  *tenants.Directory
 	usage      *auth.Usage
+	refusals   *auth.Refusals
 	users      *auth.Users
 	sessions   *auth.Sessions
 	signIn     *auth.SignIn
@@ -127,7 +129,7 @@ func (h *hub) setSignIn(throttle *ratelimit.Login, reg prometheus.Registerer) er
 	h.sessions = auth.NewSessions(h.pool, auth.SessionOptions{Idle: h.cfg.SessionIdle, Absolute: h.cfg.SessionAbsolute},
 		sessionKey, retiredSessionKeys...)
 	h.signIn, err = auth.NewSignIn(auth.SignInConfig{Users: h.users, Sessions: h.sessions, Throttle: throttle, Directory: h.directory,
-		Key: deviceKey, Retired: retiredDeviceKeys, Registerer: reg, Logger: h.log})
+		Key: deviceKey, Retired: retiredDeviceKeys, Refusals: h.refusals, Registerer: reg, Logger: h.log})
 	return err
 }
 
@@ -202,13 +204,17 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	if err != nil {
 		return nil, err
 	}
+	throttle := ratelimit.NewLogin(limiter, hasher)
 
 	h.tenants = tenants.NewStore(h.pool)
 	h.channels = channel.NewStore(h.pool, box, registry)
 	h.directory = tenants.NewDirectory(h.pool, tenants.DirectoryOptions{
 		TTL: cfg.DirectoryTTL, Derive: apphttp.NewDeriver(hasher, log), Registerer: reg, Logger: log})
 	h.usage = auth.NewUsage(h.tenants, log)
-	if err := h.setSignIn(ratelimit.NewLogin(limiter, hasher), reg); err != nil {
+	if h.refusals, err = auth.NewRefusals(h.tenants, reg, log); err != nil {
+		return nil, err
+	}
+	if err := h.setSignIn(throttle, reg); err != nil {
 		return nil, err
 	}
 	h.deliveries = delivery.NewService(h.pool, h.channels, registry, h.directory, delivery.Options{
@@ -233,11 +239,22 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	if err != nil {
 		return nil, err
 	}
+	view := overview.Config{Limiter: limiter, Login: throttle, Policy: apphttp.NewPolicyOf(limiter, h.directory), Name: cfg.cluster().NodeName, Version: version}
+	if cfg.ConnLimitEnabled {
+		view.Connections = func() overview.Connections { return connectionsOf(h.connections.Snapshot()) }
+	}
+	if h.node != nil {
+		view.Network = h.node
+	}
+	seen := overview.New(view)
+	if h.node != nil {
+		h.node.Handle(overview.Topic, seen.Handler())
+	}
 	h.handler, err = apphttp.New(apphttp.Deps{
 		Directory: h.directory, Tenants: h.tenants, Channels: h.channels, Registry: registry, Activities: h.activities,
 		Uploads: upload.NewIntake(h.files, upload.Options{
 			MaxBytes: int64(cfg.UploadMaxBytes), Types: cfg.UploadAllowedTypes, Registerer: reg}),
-		Deliveries: h.deliveries, Rules: h.rules, Inbound: received, Limiter: limiter, Hasher: hasher, Tokens: tokens, Usage: h.usage,
+		Deliveries: h.deliveries, Rules: h.rules, Inbound: received, Limiter: limiter, Overview: seen, Hasher: hasher, Tokens: tokens, Usage: h.usage, Refusals: h.refusals,
 		Users: h.users, Sessions: h.sessions, SignIn: h.signIn,
 		CursorKey: cursorKey, Pages: web.Files(), Logger: log, Registerer: reg, Gatherer: reg,
 		Checks: h.checks(), Draining: h.draining.Load,
@@ -266,6 +283,14 @@ func newConnLimiter(cfg Config, directory *tenants.Directory, reg prometheus.Reg
 		c.PerAddress, c.Total = cfg.ConnLimitPerIP, cfg.ConnLimitTotal
 	}
 	return connlimit.New(c)
+}
+
+// connectionsOf is what operators see of the connections to this node.
+func connectionsOf(s connlimit.Snapshot) overview.Connections {
+	return overview.Connections{
+		Total: s.Total, Addresses: s.Addresses, MaxTotal: s.MaxTotal, MaxPerAddress: s.MaxPerAddress,
+		Refused: map[string]uint64{"connection_limit_exceeded": s.RefusedAddress, "global_limit_exceeded": s.RefusedTotal},
+	}
 }
 
 // join makes the node's place in the cluster.
@@ -383,6 +408,7 @@ func (h *hub) serve(ctx context.Context, listener net.Listener, ready func()) (e
 	life := newLifetimes(h.log, h.cfg.ShutdownTimeout)
 	life.start("directory", h.directory.Run)
 	life.start("usage", h.usage.Run)
+	life.start("refusals", h.refusals.Run)
 	if h.node != nil {
 		life.start("cluster", h.node.Run)
 		select { // what limits is not to be counted alone if others are there

@@ -13,6 +13,11 @@ type limitsCmd struct {
 	Get   limitsGetCmd   `cmd:"" help:"Show a tenant's limits as they are enforced, all or one."`
 	Set   limitsSetCmd   `cmd:"" help:"Give a tenant its own limit of a bucket."`
 	Unset limitsUnsetCmd `cmd:"" help:"Give a tenant the default limit of a bucket again."`
+	Try   limitsTryCmd   `cmd:"" help:"Try a limit against what a tenant asked for in the last hour."`
+
+	Top        limitsTopCmd   `cmd:"" help:"Show who is refused most."`
+	Show       limitsShowCmd  `cmd:"" help:"Look up how much of its limit somebody uses, on every node."`
+	ClearUsage limitsClearCmd `cmd:"" help:"Reset somebody's counter on every node."`
 }
 
 var limitColumns = []column{{"BUCKET", "bucket"}, {"IN FORCE", "effective.rate"}, {"OWN", "override.rate"}, {"DEFAULT", "default.rate"},
@@ -83,14 +88,37 @@ func (c limitsGetCmd) Run(e *env) error {
 	return h.showList(found, false, "There are no buckets.", limitColumns...)
 }
 
-type limitsSetCmd struct {
-	managementFlags
-	tenantArg
-	guard
+// rateArgs are a limit as people write it.
+type rateArgs struct {
 	Bucket    string `arg:"" help:"Name of the bucket, such as activity_create, see limits get."`
 	Rate      string `arg:"" help:"How many in which time, such as 200/1s or 5000/1m; 0/1s refuses everything."`
 	Algorithm string `help:"How it is counted: fixed_window, sliding_window or token_bucket; by default as the bucket's default is." enum:"fixed_window,sliding_window,token_bucket," default:"" placeholder:"NAME"`
 	Burst     *int   `help:"Of token_bucket: how many at once after a pause; as many as the limit unless given." placeholder:"N"`
+}
+
+// rule is the limit as the API takes it.
+func (c rateArgs) rule() (members, error) {
+	count, window, _ := strings.Cut(c.Rate, "/")
+	limit, err := strconv.ParseInt(count, 10, 64)
+	scale, windowErr := time.ParseDuration(window)
+	if err != nil || windowErr != nil {
+		return nil, misused(fmt.Sprintf("the rate %q must be a number and a time, such as 200/1s or 5000/1m", c.Rate))
+	}
+	rule := members{"limit": limit, "scale_ms": scale.Milliseconds()}
+	if c.Algorithm != "" {
+		rule["algorithm"] = c.Algorithm
+	}
+	if c.Burst != nil {
+		rule["burst"] = *c.Burst
+	}
+	return rule, nil
+}
+
+type limitsSetCmd struct {
+	managementFlags
+	tenantArg
+	guard
+	rateArgs
 }
 
 // Help shows examples.
@@ -102,18 +130,9 @@ func (limitsSetCmd) Help() string {
 }
 
 func (c limitsSetCmd) Run(e *env) error {
-	count, window, _ := strings.Cut(c.Rate, "/")
-	limit, err := strconv.ParseInt(count, 10, 64)
-	scale, windowErr := time.ParseDuration(window)
-	if err != nil || windowErr != nil {
-		return misused(fmt.Sprintf("the rate %q must be a number and a time, such as 200/1s or 5000/1m", c.Rate))
-	}
-	rule := members{"limit": limit, "scale_ms": scale.Milliseconds()}
-	if c.Algorithm != "" {
-		rule["algorithm"] = c.Algorithm
-	}
-	if c.Burst != nil {
-		rule["burst"] = *c.Burst
+	rule, err := c.rule()
+	if err != nil {
+		return err
 	}
 	return c.changeLimit(e, c.Tenant, c.Bucket, http.MethodPut, rule)
 }

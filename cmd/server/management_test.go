@@ -381,6 +381,29 @@ func TestManageByShell(t *testing.T) {
 	fails("scale_ms", "limits", "set", "Acme", "activity_create", "5/1ms")
 	fails("no bucket", "limits", "get", "Acme", "coffee")
 
+	says("Nothing has been refused", "limits", "top")
+	says("", "limits", "set", "Acme", "activity_create", "2/24h")
+	for range 3 { // what was used under the default may count too
+		if _, err := writer.try(t.Context(), "POST", "/api/v1/conversations/"+talk+"/activities", `{"text":"too much"}`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	says("has 0 left", "limits", "show", "activity_create", "Acme")
+	if top := says("activity_create", "limits", "top"); !strings.Contains(top, "Acme") {
+		t.Errorf("top:\n%s", top)
+	}
+	says(`"refused": `, "limits", "top", "--json", "--bucket", "activity_create")
+	fails("no bucket", "limits", "top", "--bucket", "coffee")
+	if tried := says("activity_create", "limits", "try", "Acme", "activity_create", "1/24h"); !strings.Contains(tried, " 6 ") {
+		t.Errorf("tried:\n%s", tried)
+	}
+	says("is reset on 1 node", "limits", "clear-usage", "activity_create", "Acme")
+	says("has 2 left", "limits", "show", "activity_create", "Acme")
+	says("admin jane@example.com uses 0 of 5/1m in login_account, and has 5 left", "limits", "show", "login_account", "admin", "Jane@example.com")
+	fails("There is no tenant", "limits", "show", "activity_create", "Nobody")
+	fails("must be an IP address", "limits", "clear-usage", "unknown_caller", "localhost")
+	says("", "limits", "unset", "Acme", "activity_create")
+
 	says("No ranges match", "ranges", "list")
 	says("deny 203.0.113.0/24", "ranges", "add", "deny", "203.0.113.0/24", "--note", "scanner", "--expires", "1h")
 	says("exempt 203.0.113.7/32", "ranges", "add", "exempt", "203.0.113.7")

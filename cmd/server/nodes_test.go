@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -85,6 +86,8 @@ func TestDevNodes(t *testing.T) {
 		}
 	}
 
+	limitsOfAllNodes(t, d, there, chat)
+
 	// The others go on without one that is killed, and another process takes its place.
 	if err := syscall.Kill(d.Nodes[1].PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -120,6 +123,96 @@ func TestDevNodes(t *testing.T) {
 	}
 	if log := p.log.String(); strings.Contains(log, "level=ERROR") || strings.Contains(log, "not everything that was counted") {
 		t.Errorf("errors from start to stop:\n%s", log)
+	}
+}
+
+// What a limit does at one node is seen at each, and a counter that is reset at one is reset at all.
+func limitsOfAllNodes(t *testing.T, d demo, third *api, chat string) {
+	t.Helper()
+	const base = "/api/v1/management"
+	ops := make([]*api, len(d.Nodes))
+	for i, n := range d.Nodes {
+		ops[i] = newAPI(t, n.BaseURL, "Authorization", "Bearer "+d.ManagementToken)
+	}
+	limit := base + "/tenants/" + d.Tenant.ID + "/limits/activity_create"
+	ops[0].call(t, http.StatusOK, "PUT", limit, `{"limit":3,"scale_ms":86400000}`)
+	eventually(t, patience, "a refusal at the third node", func() bool {
+		a, err := third.try(t.Context(), "POST", "/api/v1/conversations/"+chat+"/activities", `{"text":"again"}`)
+		return err == nil && a.status == http.StatusTooManyRequests
+	})
+	type node struct{ Error *string }
+	for i := range ops {
+		all := data[struct {
+			TopRefused map[string][][2]any `json:"top_refused"`
+			Nodes      []node
+		}](t, ops[i].call(t, http.StatusOK, "GET", base+"/rate_limits", ""))
+		if top := all.TopRefused["activity_create"]; len(top) != 1 || top[0][0] != d.Tenant.ID || len(all.Nodes) != 3 || slices.ContainsFunc(all.Nodes, func(n node) bool { return n.Error != nil }) {
+			t.Errorf("node %d: most refused %v, nodes %+v", i+1, top, all.Nodes)
+		}
+	}
+	usage := base + "/rate_limits/usage?bucket=activity_create&subject=" + d.Tenant.ID
+	used := func(at *api) (n int) {
+		return data[struct{ Used int }](t, at.call(t, http.StatusOK, "GET", usage, "")).Used
+	}
+	for i := range ops {
+		eventually(t, patience, fmt.Sprintf("node %d to know of the use", i+1), func() bool { return used(ops[i]) >= 3 })
+	}
+	if a := ops[1].call(t, http.StatusOK, "DELETE", usage, ""); !data[struct{ Cleared bool }](t, a).Cleared {
+		t.Errorf("reset: %s", a.body)
+	}
+	for i := range ops {
+		eventually(t, patience, fmt.Sprintf("node %d to know of the reset", i+1), func() bool { return used(ops[i]) == 0 })
+	}
+	tried := data[[]struct{ Demand, Refused int }](t, ops[0].call(t, http.StatusOK, "POST", base+"/tenants/"+d.Tenant.ID+"/limits/preview", `{"activity_create":{"limit":1,"scale_ms":86400000}}`))
+	if len(tried) != 1 || tried[0].Demand < 2 || tried[0].Refused != tried[0].Demand-1 {
+		t.Errorf("tried: %+v", tried)
+	}
+	ops[0].call(t, http.StatusOK, "DELETE", limit, "")
+	metricsOfLimits(t, d)
+}
+
+// metricsOfLimits: every series that operators are promised is there, whatever has happened so far, and none names a tenant,
+// a key or an address.
+func metricsOfLimits(t *testing.T, d demo) {
+	t.Helper()
+	page := string(newAPI(t, d.BaseURL).call(t, http.StatusOK, "GET", "/metrics", "").body)
+	for _, series := range []string{
+		`converger_rate_limit_exceeded_count{bucket="web_page"} 0`,
+		`converger_rate_limit_decisions_total{backend="cluster",bucket="upload",decision="counted"} 0`,
+		`converger_rate_limit_decisions_total{backend="owner",bucket="login_ip",decision="refused"} 0`,
+		`converger_rate_limit_check_duration_seconds_count{backend="owner"} `,
+		`converger_rate_limit_keys{backend="cluster"} `, `converger_rate_limit_keys{backend="owner"} `,
+		`converger_rate_limit_keys_max{backend="cluster"} `,
+		`converger_rate_limit_evictions_total{backend="cluster"} `,
+		`converger_rate_limit_overflow{backend="cluster"} 0`,
+		`converger_rate_limit_overflow_total{backend="owner"} 0`,
+		`converger_rate_limit_sync_age_seconds{node="node3"} `, // which has counted
+		`converger_rate_limit_sync_batches_total{direction="received"} `, `converger_rate_limit_sync_bytes_total{direction="sent"} `,
+		`converger_rate_limit_sync_dropped_total{reason="clock"} 0`,
+		`converger_rate_limit_fallbacks_total{backend="owner",reason="malformed"} 0`,
+		`converger_cluster_clock_skew_seconds `, `converger_cluster_dropped_total{reason="queue_full"} `,
+	} {
+		if !strings.Contains(page, "\n"+series) {
+			t.Errorf("no series %s", series)
+		}
+	}
+	labels := regexp.MustCompile(`^converger_rate_limit_\w+\{(.*)\} `)
+	name := regexp.MustCompile(`(\w+)="[^"]*"`)
+	for line := range strings.Lines(page) {
+		m := labels.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		for _, l := range name.FindAllStringSubmatch(m[1], -1) {
+			if !slices.Contains([]string{"backend", "bucket", "decision", "direction", "kind", "le", "node", "reason"}, l[1]) {
+				t.Errorf("a label %s: %s", l[1], line)
+			}
+		}
+		for _, secret := range []string{d.Tenant.ID, "127.0.0.1", "cvg_"} {
+			if strings.Contains(m[1], secret) {
+				t.Errorf("a label tells whom it counted: %s", line)
+			}
+		}
 	}
 }
 

@@ -18,7 +18,7 @@
 // tokens with a keyed mark; the database holds their SHA-256 only.
 //
 // It may import tenants, ratelimit, secrets, fault and postgres; golang-jwt and bcrypt are imported here only. It owns no
-// goroutine ([Usage.Run] is the program's to run) and keeps no state beside the directory's but [Usage]. On failure every
+// goroutine ([Usage.Run] and [Refusals.Run] are the program's to run) and keeps no state beside the directory's but theirs. On failure every
 // method returns one of the Err sentinels; none of them tells a caller more than that its own credential is unknown,
 // expired, revoked, or belongs to something that is switched off. What fails of a sign-in through no fault of the visitor
 // (no database, no processor free) does not count against the account.

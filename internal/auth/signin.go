@@ -96,7 +96,7 @@ type TenantNames interface {
 	TenantNamed(name string) (*tenants.TenantEntry, bool)
 }
 
-// SignInConfig is what a [SignIn] is made of. All but Retired, Registerer and Logger are required.
+// SignInConfig is what a [SignIn] is made of. All but Retired, Refusals, Registerer and Logger are required.
 type SignInConfig struct {
 	Users     *Users
 	Sessions  *Sessions
@@ -106,6 +106,7 @@ type SignInConfig struct {
 	// Retired keys still know their cookies.
 	Key        []byte
 	Retired    [][]byte
+	Refusals   *Refusals // hears of failures that are not recorded, for there are too many; optional
 	Registerer prometheus.Registerer
 	Logger     *slog.Logger
 }
@@ -315,7 +316,7 @@ func (s *SignIn) verify(ctx context.Context, v Visitor, a account, password secr
 	}()
 	if len(password.Reveal()) > MaxPasswordBytes { // nobody's, and bcrypt would look at its beginning only
 		giveBack = false
-		s.failed(ctx, v, a, User{}, room, "too_long")
+		s.failed(ctx, v, a, User{}, known, room, "too_long")
 		return User{}, deviceMark{}, ErrBadCredentials
 	}
 	found, hash, err := s.find(ctx, a)
@@ -349,7 +350,7 @@ func (s *SignIn) verify(ctx context.Context, v Visitor, a account, password secr
 	}
 	if reason != "" {
 		giveBack = false
-		s.failed(ctx, v, a, found, room, reason)
+		s.failed(ctx, v, a, found, known, room, reason)
 		return User{}, deviceMark{}, ErrBadCredentials
 	}
 	if stale {
@@ -361,12 +362,24 @@ func (s *SignIn) verify(ctx context.Context, v Visitor, a account, password secr
 	return found, known, nil
 }
 
-func (s *SignIn) reserve(ctx context.Context, v Visitor, a account, known deviceMark) (*ratelimit.LoginReservation, error) {
-	attempt := ratelimit.LoginAttempt{IP: v.IP, Account: a.name, Device: known.id}
+// attempt is whom an attempt counts against.
+func (s *SignIn) attempt(v Visitor, a account, known deviceMark) ratelimit.LoginAttempt {
+	attempt := ratelimit.LoginAttempt{IP: v.IP, Account: a.name, Device: known.id,
+		Shown: func() string { return "account:" + s.digest(a.name) }}
 	if v.Exempt {
 		attempt.IP = netip.Addr{}
 	}
-	room, d, err := s.Throttle.Reserve(ctx, attempt)
+	return attempt
+}
+
+// AccountName is the name of the account that somebody would sign in to: by it limits count, and operators see it of those
+// that exist.
+func (s *SignIn) AccountName(portal bool, tenant, email string) string {
+	return s.account(Credentials{Portal: portal, Tenant: tenant, Email: email}).name
+}
+
+func (s *SignIn) reserve(ctx context.Context, v Visitor, a account, known deviceMark) (*ratelimit.LoginReservation, error) {
+	room, d, err := s.Throttle.Reserve(ctx, s.attempt(v, a, known))
 	switch {
 	case err != nil: // it waited for the outcome of other attempts
 		return nil, fmt.Errorf("sign in: %w", inTime(ctx))
@@ -437,13 +450,23 @@ func (s *SignIn) newDevice(u User, known deviceMark) secrets.Text {
 
 // failed counts a failure and records it. The record names a user by id, and an account that does not exist by a digest:
 // what was typed may have been a password in the wrong field.
-func (s *SignIn) failed(ctx context.Context, v Visitor, a account, u User, room *ratelimit.LoginReservation, reason string) {
+func (s *SignIn) failed(ctx context.Context, v Visitor, a account, u User, known deviceMark, room *ratelimit.LoginReservation, reason string) {
+	if u.ID != uuid.Nil {
+		shown := a.name
+		if known.id != "" {
+			shown += " on a known device"
+		}
+		s.Throttle.NameAccount(s.attempt(v, a, known), shown)
+	}
 	action, after := "sign_in_failed", map[string]any{"reason": reason, "address": v.address()}
 	if locked := room.Keep(); locked != 0 {
 		action, after["bucket"] = "lock", locked.String()
 	}
 	if !s.strangers.Allow() {
 		s.unwritten.Inc()
+		if s.Refusals != nil {
+			s.Refusals.LeftOut()
+		}
 		return
 	}
 	e := tenants.Entry{Action: action, ResourceType: a.realm.String() + "_user", ResourceID: u.ID.String(), After: after}

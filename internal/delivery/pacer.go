@@ -20,15 +20,24 @@ func NewPacer(l *ratelimit.Limiter, h ratelimit.Hasher) *LimitPacer { return &Li
 
 // Reserve implements [Pacer].
 func (p *LimitPacer) Reserve(ctx context.Context, ch *channel.Channel, maxWait time.Duration) (time.Duration, bool) {
-	var own *ratelimit.Policy
-	if pace, err := channel.ParseRateLimit(ch.RateLimit); err == nil && pace.Limit > 0 {
-		// An error means a rule out of the limiter's range, which saving the channel has ruled out.
-		own, _ = ratelimit.NewPolicy(ratelimit.ChannelOutbound, ratelimit.Rule{
-			Limit: int64(pace.Limit), Scale: pace.Per, Algorithm: ratelimit.TokenBucket})
+	key := p.hasher.Channel(ratelimit.ChannelOutbound, ch.TenantID, ch.ID)
+	d := p.limiter.Reserve(ctx, p.limiter.Now(), ratelimit.Item{Key: key, Policy: PacePolicy(ch.RateLimit), Cost: 1}, max(maxWait, 0))
+	if d.Unnamed {
+		p.limiter.Name(ratelimit.ChannelOutbound, key, ratelimit.Name{Tenant: ch.TenantID, Text: ch.ID.String()})
 	}
-	d := p.limiter.Reserve(ctx, p.limiter.Now(), ratelimit.Item{
-		Key: p.hasher.Channel(ratelimit.ChannelOutbound, ch.TenantID, ch.ID), Policy: own, Cost: 1}, max(maxWait, 0))
 	return time.Duration(d.WaitMs) * time.Millisecond, d.Allowed
+}
+
+// PacePolicy is the policy by which a channel with this rate_limit is paced, nil for one without.
+func PacePolicy(rateLimit string) *ratelimit.Policy {
+	pace, err := channel.ParseRateLimit(rateLimit)
+	if err != nil || pace.Limit == 0 {
+		return nil
+	}
+	// An error means a rule out of the limiter's range, which saving the channel has ruled out.
+	p, _ := ratelimit.NewPolicy(ratelimit.ChannelOutbound, ratelimit.Rule{
+		Limit: int64(pace.Limit), Scale: pace.Per, Algorithm: ratelimit.TokenBucket})
+	return p
 }
 
 var _ Pacer = (*LimitPacer)(nil)

@@ -18,6 +18,7 @@ func (s *server) registerAdminRoutes() {
 	s.adminPage(http.MethodGet, "", s.showAdmin)
 	s.registerAdminTenantRoutes()
 	s.registerAdminLimitRoutes()
+	s.registerAdminRateLimitRoutes()
 }
 
 // adminPage adds a row: everybody signed in may look, and change needs the right to write.

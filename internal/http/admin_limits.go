@@ -143,6 +143,7 @@ type oneLimitView struct {
 	Limit            limitView
 	Form             *pageForm // nil for those who may not
 	Preview          string
+	Tried            []string // what the last hour would have met
 }
 
 // scaleUnits are the units in which a page takes the length of a window.
@@ -228,8 +229,8 @@ func (s *server) overridable(c *call) (*tenants.TenantEntry, ratelimit.Bucket, e
 	return t, b, err
 }
 
-func (s *server) limitPage(c *call, status int, t *tenants.TenantEntry, b ratelimit.Bucket, f *pageForm, preview string) (*reply, error) {
-	v := oneLimitView{TenantID: t.ID.String(), Tenant: t.Name, Limit: s.limitView(t, b), Preview: preview}
+func (s *server) limitPage(c *call, status int, t *tenants.TenantEntry, b ratelimit.Bucket, f *pageForm, preview string, tried ...string) (*reply, error) {
+	v := oneLimitView{TenantID: t.ID.String(), Tenant: t.Name, Limit: s.limitView(t, b), Preview: preview, Tried: tried}
 	if c.may(auth.RightWrite) {
 		v.Form = f
 	}
@@ -312,7 +313,8 @@ func (s *server) limitChanged(c *call, t *tenants.TenantEntry, b ratelimit.Bucke
 	return s.limitPage(c, http.StatusConflict, t, b, f.focus("limit"), "")
 }
 
-// saveLimit saves what the form says, or with the button to preview says it in other words and saves nothing.
+// saveLimit saves what the form says. With the buttons beside it says it in other words, or what the last hour would have met,
+// and saves nothing.
 func (s *server) saveLimit(c *call) (*reply, error) {
 	t, b, err := s.overridable(c)
 	if err != nil {
@@ -331,8 +333,15 @@ func (s *server) saveLimit(c *call) (*reply, error) {
 		}
 		return s.limitPage(c, http.StatusUnprocessableEntity, t, b, f.focus(""), "")
 	}
-	if values.Get("action") == "preview" {
+	switch values.Get("action") {
+	case "preview":
 		return s.limitPage(c, http.StatusOK, t, b, f, ruleSentence(b, r))
+	case "try":
+		tried, err := s.forecast(c, t.ID, b, r)
+		if err != nil {
+			return nil, err
+		}
+		return s.limitPage(c, http.StatusOK, t, b, f, ruleSentence(b, r), forecastWords(tried)...)
 	}
 	canonical, err := json.Marshal(r)
 	if err != nil {

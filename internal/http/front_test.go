@@ -40,6 +40,7 @@ import (
 	"converger/internal/postgres"
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/local"
+	"converger/internal/ratelimit/overview"
 	"converger/internal/secrets"
 	"converger/internal/tenants"
 	"converger/migrations/pgtest"
@@ -142,7 +143,11 @@ func newFrontAt(t testing.TB, database string, change ...func(*Deps)) *front {
 	for _, c := range change {
 		c(&d)
 	}
-	d.SignIn = must(auth.NewSignIn(auth.SignInConfig{Users: d.Users, Sessions: d.Sessions, Throttle: ratelimit.NewLogin(d.Limiter, hasher),
+	throttle := ratelimit.NewLogin(d.Limiter, hasher)
+	if d.Overview == nil {
+		d.Overview = overview.New(overview.Config{Limiter: d.Limiter, Login: throttle, Policy: NewPolicyOf(d.Limiter, directory), Name: "a", Version: "test"})
+	}
+	d.SignIn = must(auth.NewSignIn(auth.SignInConfig{Users: d.Users, Sessions: d.Sessions, Throttle: throttle,
 		Directory: directory, Key: testSecret, Registerer: f.registry, Logger: logger}))
 	f.server = must(newServer(d))
 	if t, ok := t.(*testing.T); ok {

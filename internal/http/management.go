@@ -24,6 +24,7 @@ func (s *server) registerManagementRoutes() {
 	s.registerAuditRoutes()
 	s.registerOperatorTokenRoutes()
 	s.registerRangeRoutes()
+	s.registerRateLimitRoutes()
 }
 
 // operatorRoute adds a row of the management API: reading takes the scope read, everything else write.

@@ -8,6 +8,7 @@ import (
 	"mime"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -151,15 +152,22 @@ func TestExamplesWork(t *testing.T) {
 					body = s.ids.Replace(string(b.Content[0].Value.Example))
 				}
 			}
-			address := path.Name
+			address, query := path.Name, url.Values{}
 			for _, p := range op.Parameters {
-				if p.In == "path" {
-					var example string
-					if err := json.Unmarshal(p.Example, &example); err != nil {
-						t.Fatalf("%s: the path parameter %s needs an example in common.yaml", op.ID, p.Name)
-					}
-					address = strings.ReplaceAll(address, "{"+p.Name+"}", example)
+				if !p.Required {
+					continue
 				}
+				var example string
+				if err := json.Unmarshal(p.Example, &example); err != nil {
+					t.Fatalf("%s: the %s parameter %s needs an example", op.ID, p.In, p.Name)
+				}
+				if p.In == "query" {
+					query.Set(p.Name, example)
+				}
+				address = strings.ReplaceAll(address, "{"+p.Name+"}", example)
+			}
+			if len(query) > 0 {
+				address += "?" + query.Encode()
 			}
 			address = s.ids.Replace(s.own.Replace(address))
 			if strings.Contains(path.Name, "/{secret}") {

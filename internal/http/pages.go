@@ -40,7 +40,7 @@ var areas = [...]struct {
 }{
 	areaNone:   {home: "/"},
 	areaPublic: {home: "/"},
-	areaAdmin:  {"/admin", "Administration", []navItem{{"/admin", "Overview"}, {"/admin/tenants", "Tenants"}, {"/admin/account", "Account"}}},
+	areaAdmin:  {"/admin", "Administration", []navItem{{"/admin", "Overview"}, {"/admin/tenants", "Tenants"}, {"/admin/rate_limits", "Rate limits"}, {"/admin/account", "Account"}}},
 	areaPortal: {"/portal", "Portal", []navItem{{"/portal", "Overview"}, {"/portal/account", "Account"}}},
 }
 

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"converger/internal/auth"
 	"converger/internal/ratelimit"
 	"converger/internal/tenants"
 )
@@ -97,14 +98,18 @@ func (s *server) budget(c *call, b ratelimit.Bucket) ratelimit.Key {
 		if c.Token == nil {
 			return c.Tenant.Derived.(*tenantLimits).apiRead
 		}
-		// A user; an anonymous one is known by the conversation that its token is bound to, else by its channel only.
-		user := "user:" + c.Token.UserID
-		if c.Token.UserID == "" {
-			user = "conversation:" + c.Token.ConversationID.String()
-		}
-		return s.Hasher.User(b, c.Tenant.ID, c.Channel.ID, user)
+		return s.Hasher.User(b, c.Tenant.ID, c.Channel.ID, tokenUser(c.Token))
 	}
 	panic("http: no subject for bucket " + b.String()) // a fault of the route table, which a test drives whole
+}
+
+// tokenUser is whom a client token speaks for: a user; an anonymous one is known by the conversation that the token is
+// bound to, else by its channel only.
+func tokenUser(t *auth.Claims) string {
+	if t.UserID == "" {
+		return "conversation:" + t.ConversationID.String()
+	}
+	return "user:" + t.UserID
 }
 
 // spend takes one from the budget of the route's bucket, or refuses with the problem that says so.
@@ -112,11 +117,15 @@ func (s *server) spend(c *call, b ratelimit.Bucket) error {
 	if c.exempt() && b.Info().Subject == ratelimit.SubjectIP {
 		return nil
 	}
+	key := s.budget(c, b)
 	c.decision = s.Limiter.Check(c.ctx(), s.Limiter.Now(), ratelimit.Item{
-		Key: s.budget(c, b), Policy: s.Limiter.Policy(b, overridesOf(c.Tenant), nil), Cost: 1,
+		Key: key, Policy: s.Limiter.Policy(b, overridesOf(c.Tenant), nil), Cost: 1,
 	})
 	if s.TellDecisionTime {
 		c.tellTime()
+	}
+	if c.decision.Unnamed {
+		s.Limiter.Name(b, key, s.subject(c, b, key))
 	}
 	if c.decision.Allowed {
 		return nil
@@ -143,6 +152,9 @@ func (s *server) stranger(c *call, answer error) (refund func(), err error) {
 		Key: s.Hasher.IP(ratelimit.UnknownCaller, c.ip), Policy: s.Limiter.Policy(ratelimit.UnknownCaller, nil, nil), Cost: 1,
 	}
 	d := s.Limiter.Check(c.ctx(), s.Limiter.Now(), it)
+	if d.Unnamed {
+		s.Limiter.Name(ratelimit.UnknownCaller, it.Key, ratelimit.Name{Text: ratelimit.AddressText(c.ip)})
+	}
 	if !d.Allowed {
 		c.decision = d
 		return nil, (*refusal)(&c.decision)

@@ -269,6 +269,9 @@ func (s *server) authenticate(c *call, rt *route, kind credential) error {
 		if kind == credentialSecret && auth.LooksLikeToken(text) && errors.Is(err, auth.ErrUnknown) {
 			return newProblem(codeSecretRequired, "Token generation requires the channel's secret, not a token.")
 		}
+		if kind == credentialOperator && s.Refusals != nil {
+			s.Refusals.OperatorToken(s.Directory, text, err, c.ip, c.id)
+		}
 		p, _ := problemOf(err)
 		if kinds[p.code].Status == http.StatusUnauthorized {
 			p = p.with("Www-Authenticate", challenge(kind))

@@ -22,6 +22,7 @@ import (
 	"converger/internal/delivery"
 	"converger/internal/inbound"
 	"converger/internal/ratelimit"
+	"converger/internal/ratelimit/overview"
 	"converger/internal/secrets"
 	"converger/internal/tenants"
 )
@@ -75,9 +76,11 @@ type Deps struct {
 	Rules      *delivery.Rules
 	Inbound    Inbound
 	Limiter    *ratelimit.Limiter
+	Overview   *overview.Overview // of Limiter, made with NewPolicyOf
 	Hasher     ratelimit.Hasher
 	Tokens     *auth.Tokens
-	Usage      Usage // optional
+	Usage      Usage          // optional
+	Refusals   *auth.Refusals // optional
 	Users      *auth.Users
 	Sessions   *auth.Sessions
 	SignIn     *auth.SignIn
@@ -161,7 +164,7 @@ func New(d Deps) (http.Handler, error) {
 
 func newServer(d Deps) (*server, error) {
 	if d.Directory == nil || d.Tenants == nil || d.Channels == nil || d.Registry == nil || d.Activities == nil || d.Uploads == nil || d.Deliveries == nil ||
-		d.Rules == nil || d.Inbound == nil || d.Limiter == nil || d.Tokens == nil || d.Users == nil || d.Sessions == nil || d.SignIn == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 || d.Hasher == (ratelimit.Hasher{}) {
+		d.Rules == nil || d.Inbound == nil || d.Limiter == nil || d.Overview == nil || d.Tokens == nil || d.Users == nil || d.Sessions == nil || d.SignIn == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 || d.Hasher == (ratelimit.Hasher{}) {
 		return nil, errors.New("http: a dependency is missing")
 	}
 	d.PublicURL = strings.TrimRight(d.PublicURL, "/")

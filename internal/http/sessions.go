@@ -230,16 +230,18 @@ func (s *server) fromOurPages(r *http.Request) error {
 
 // notices are what a page says after a form has done its work, by the code in the cookie that carries it over.
 var notices = map[string]string{
-	"tenant_created":   "The tenant is there.",
-	"tenant_suspended": "The tenant is suspended: nothing is accepted for it any more.",
-	"tenant_activated": "The tenant is active again.",
-	"limit_saved":      "The limit is in force.",
-	"limit_zero":       "The limit is in force, and it is 0: every request is refused until you raise it.",
-	"limit_removed":    "The tenant's own limit is gone; that of the installation is in force.",
-	"password_changed": "The password is changed. All your other sessions have ended.",
-	"session_ended":    "The session has ended.",
-	"sessions_ended":   "All your other sessions have ended.",
-	"signed_out":       "You are signed out.",
+	"tenant_created":       "The tenant is there.",
+	"tenant_suspended":     "The tenant is suspended: nothing is accepted for it any more.",
+	"tenant_activated":     "The tenant is active again.",
+	"limit_saved":          "The limit is in force.",
+	"limit_zero":           "The limit is in force, and it is 0: every request is refused until you raise it.",
+	"limit_removed":        "The tenant's own limit is gone; that of the installation is in force.",
+	"usage_cleared":        "The counter is reset on every node.",
+	"usage_cleared_partly": "The counter is reset, but not on every node: the list below says which did not answer. Reset it again when they do.",
+	"password_changed":     "The password is changed. All your other sessions have ended.",
+	"session_ended":        "The session has ended.",
+	"sessions_ended":       "All your other sessions have ended.",
+	"signed_out":           "You are signed out.",
 }
 
 // done sends the browser on to a page that says what was done.

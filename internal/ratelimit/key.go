@@ -4,7 +4,9 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"math/bits"
 	"net/netip"
 )
@@ -13,6 +15,25 @@ import (
 // Keys are safe to send between nodes and to show as a digest; nobody without
 // the hashing key can find two subjects that meet in one.
 type Key struct{ Hi, Lo uint64 }
+
+// String writes 32 hex digits.
+func (k Key) String() string { return fmt.Sprintf("%016x%016x", k.Hi, k.Lo) }
+
+// MarshalText implements [encoding.TextMarshaler].
+func (k Key) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// UnmarshalText implements [encoding.TextUnmarshaler]: it reads what String writes.
+func (k *Key) UnmarshalText(text []byte) error {
+	var b [16]byte
+	if len(text) != 2*len(b) {
+		return fmt.Errorf("ratelimit: %q is no key", text)
+	}
+	if _, err := hex.Decode(b[:], text); err != nil {
+		return fmt.Errorf("ratelimit: %q is no key", text)
+	}
+	*k = Key{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
+	return nil
+}
 
 // Hasher makes keys. Every node of a cluster must be given the same secret.
 // It is immutable and safe for concurrent use; its methods allocate nothing.
@@ -91,6 +112,17 @@ func Network(a netip.Addr) netip.Addr {
 	b := a.As16()
 	clear(b[8:])
 	return netip.AddrFrom16(b)
+}
+
+// AddressText is how the budget of an address is shown: as in RFC 5952, of IPv6
+// the /64.
+func AddressText(addr netip.Addr) string {
+	addr = addr.Unmap().WithZone("")
+	if addr.Is6() {
+		p, _ := addr.Prefix(64) // 64 is in its range
+		return p.String()
+	}
+	return addr.String()
 }
 
 // ChannelIP is what one address does to one channel, such as bad signatures.

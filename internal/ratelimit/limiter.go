@@ -33,6 +33,8 @@ type Limiter struct {
 	policies [NumBuckets]*Policy // operator's or built-in, nil: no limit
 	operated [NumBuckets]bool    // the operator said so
 	meter    *meter
+	watches  [NumBuckets]*watch
+	started  Instant
 	lists    sync.Pool // of *[]Item, for CheckAll
 }
 
@@ -46,7 +48,9 @@ func New(c Config) (*Limiter, error) {
 		l.clock = NewClock()
 	}
 	l.lists.New = func() any { s := make([]Item, 0, 4); return &s }
+	l.started = l.clock.Now()
 	for _, b := range Buckets() {
+		l.watches[b] = newWatch(b)
 		if p, ok := c.Operator.Policy(b); ok {
 			l.policies[b], l.operated[b] = p, true
 		} else if d := b.Info().Default; d != (Rule{}) {
@@ -74,6 +78,16 @@ func (l *Limiter) Operator(b Bucket) (*Policy, bool) {
 	}
 	return l.policies[b], true
 }
+
+// Backend names the backend that decides for a bucket.
+func (l *Limiter) Backend(b Bucket) string { return l.store.Backend(b) }
+
+// States tells of the stores behind the limiter; those that do not tell are left out.
+func (l *Limiter) States(now Instant) []StoreState { return statesOf(l.store, now) }
+
+// Own is what this node itself has counted of a budget's present use; ok is false
+// for backends that do not know it apart.
+func (l *Limiter) Own(now Instant, it Item) (used uint32, ok bool) { return ownOf(l.store, now, it) }
 
 // Now reads the clock.
 func (l *Limiter) Now() Instant { return l.clock.Now() }
@@ -107,29 +121,40 @@ func (l *Limiter) Check(ctx context.Context, now Instant, it Item) Decision {
 	if !l.applies(it.Policy) {
 		return Decision{At: now, Allowed: true}
 	}
+	var d Decision
 	if l.meter.sample(now) {
 		start := time.Now()
-		d := l.store.Take(ctx, now, it)
+		d = l.store.Take(ctx, now, it)
 		l.meter.observe(it.Policy.bucket, time.Since(start))
-		return l.settle(it.Policy, d, now)
+	} else {
+		d = l.store.Take(ctx, now, it)
 	}
-	return l.settle(it.Policy, l.store.Take(ctx, now, it), now)
+	l.settle(&it, &d, now)
+	return d
 }
 
-// settle counts a decision on one policy and lets through what is only counted.
-func (l *Limiter) settle(p *Policy, d Decision, now Instant) Decision {
-	o := allowed
+// settle counts a decision on one item and lets through what is only counted.
+func (l *Limiter) settle(it *Item, d *Decision, now Instant) {
+	o, wait := allowed, d.WaitMs
 	if !d.Allowed {
 		o = refused
 	}
-	if p.count {
+	if it.Policy.count {
 		if d.Policy = nil; !d.Allowed {
 			o = counted
 			d.Allowed, d.Counted, d.WaitMs = true, true, 0
 		}
 	}
-	l.meter.add(p.bucket, o, now)
-	return d
+	if n := l.meter.add(it.Policy.bucket, o, now); l.meter.due(it.Policy.bucket, o, n, now) {
+		d.Unnamed = l.watches[it.Policy.bucket].see(l.meter, it, o, n, wait, now)
+	}
+}
+
+// note is settle for a decision that stands; see Decision.Unnamed for the result.
+func (l *Limiter) note(it Item, o outcome, waitMs uint32, now Instant) (unnamed bool) {
+	b := it.Policy.bucket
+	n := l.meter.add(b, o, now)
+	return l.meter.due(b, o, n, now) && l.watches[b].see(l.meter, &it, o, n, waitMs, now)
 }
 
 // CheckAll spends every item or none; the strictest decision is the answer.
@@ -150,7 +175,7 @@ func (l *Limiter) CheckAll(ctx context.Context, now Instant, items ...Item) Deci
 		d = l.store.TakeAll(ctx, now, enforced)
 	}
 	if !d.Allowed {
-		l.meter.add(d.Policy.bucket, refused, now)
+		d.Unnamed = l.note(enforced[d.Item], refused, d.WaitMs, now)
 	}
 	seen, alone, n := uint8(0), uint32(0), uint(0) // n of the enforced items were passed
 	for i, it := range items {
@@ -158,13 +183,14 @@ func (l *Limiter) CheckAll(ctx context.Context, now Instant, items ...Item) Deci
 		case !l.applies(it.Policy):
 		case it.Policy.count:
 			if d.Allowed {
-				c := l.settle(it.Policy, l.store.Take(ctx, now, it), now)
+				c := l.store.Take(ctx, now, it)
+				l.settle(&it, &c, now)
 				d.Counted = d.Counted || c.Counted
 				alone |= c.Alone & 1 << uint(i)
 			}
 		default:
 			if d.Allowed {
-				l.meter.add(it.Policy.bucket, allowed, now)
+				l.note(it, allowed, 0, now)
 			}
 			if uint(d.Item) == n {
 				seen = uint8(i)
@@ -195,7 +221,9 @@ func (l *Limiter) Reserve(ctx context.Context, now Instant, it Item, maxWait tim
 	if !l.applies(it.Policy) {
 		return Decision{At: now, Allowed: true}
 	}
-	return l.settle(it.Policy, l.store.Reserve(ctx, now, it, maxWait), now)
+	d := l.store.Reserve(ctx, now, it, maxWait)
+	l.settle(&it, &d, now)
+	return d
 }
 
 // Peek reads a budget without spending from it. The item has a policy.

@@ -22,6 +22,9 @@ type LoginAttempt struct {
 	// that. Such an attempt counts against the account on this device instead of the account at large, so that strangers
 	// do not keep the owner out.
 	Device string
+	// Shown is called for the text by which operators are shown the account while NameAccount has not been called: what was
+	// typed may be anything, a password too. nil: nothing is shown.
+	Shown func() string
 }
 
 // Login is the throttle in front of passwords: buckets LoginIP and LoginAccount, both consulted and reserved together,
@@ -96,10 +99,6 @@ type countedSpend struct {
 // A nil reservation without an error is a refusal: the decision tells the bucket and the wait, as for any other limit. The
 // error is ctx's own, when it ends while the attempt waits.
 func (t *Login) Reserve(ctx context.Context, a LoginAttempt) (*LoginReservation, Decision, error) {
-	account := t.hasher.Account(LoginAccount, a.Account)
-	if a.Device != "" {
-		account = t.hasher.AccountDevice(LoginAccount, a.Account, a.Device)
-	}
 	address := t.limiter.Policy(LoginIP, nil, nil)
 	if !a.IP.IsValid() {
 		address = nil
@@ -107,7 +106,7 @@ func (t *Login) Reserve(ctx context.Context, a LoginAttempt) (*LoginReservation,
 	var enforced, counted []Item
 	for _, it := range []Item{
 		{Key: t.hasher.IP(LoginIP, a.IP), Policy: address},
-		{Key: account, Policy: t.limiter.Policy(LoginAccount, nil, nil)},
+		{Key: t.accountKey(a), Policy: t.limiter.Policy(LoginAccount, nil, nil)},
 	} {
 		switch {
 		case it.Policy == nil: // switched off
@@ -123,19 +122,59 @@ func (t *Login) Reserve(ctx context.Context, a LoginAttempt) (*LoginReservation,
 	}
 	now := t.limiter.Now()
 	if !d.Allowed {
-		t.limiter.meter.add(d.Policy.bucket, refused, now)
+		if it := enforced[d.Item]; t.limiter.note(it, refused, d.WaitMs, now) {
+			t.name(it, a)
+		}
 		return nil, d, nil
 	}
 	r := &LoginReservation{login: t, items: enforced, at: d}
 	for _, it := range enforced {
-		t.limiter.meter.add(it.Policy.bucket, allowed, now)
+		t.limiter.note(it, allowed, 0, now)
 	}
 	for _, it := range counted {
-		if d := t.limiter.Check(ctx, d.At, it); !d.Counted {
+		d := t.limiter.Check(ctx, d.At, it)
+		if d.Unnamed {
+			t.name(it, a)
+		}
+		if !d.Counted {
 			r.counted = append(r.counted, countedSpend{it, d})
 		}
 	}
 	return r, d, nil
+}
+
+// name says whom an item of an attempt counts against.
+func (t *Login) name(it Item, a LoginAttempt) {
+	switch b := it.Policy.bucket; {
+	case b == LoginIP:
+		t.limiter.Name(b, it.Key, Name{Text: AddressText(a.IP)})
+	case a.Shown != nil:
+		t.limiter.Name(b, it.Key, Name{Text: a.Shown()})
+	}
+}
+
+// NameAccount says by which text operators are to be shown the account of an attempt, now that it is known to exist.
+func (t *Login) NameAccount(a LoginAttempt, text string) {
+	t.limiter.Name(LoginAccount, t.accountKey(a), Name{Text: text})
+}
+
+func (t *Login) accountKey(a LoginAttempt) Key {
+	if a.Device != "" {
+		return t.hasher.AccountDevice(LoginAccount, a.Account, a.Device)
+	}
+	return t.hasher.Account(LoginAccount, a.Account)
+}
+
+// Forget lets the failures of a budget that this node knows of count in full no longer: it was reset.
+func (t *Login) Forget(k Key) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if g := t.gates[k]; g != nil {
+		g.failed = nil
+		g.refunds++ // who waits asks again
+		g.wake()
+		t.settled(k, g)
+	}
 }
 
 func (t *Login) reserve(ctx context.Context, items []Item) (Decision, error) {

@@ -33,7 +33,11 @@ const sampling = 1024
 // meter counts decisions. It is a prometheus.Collector whose series all exist
 // from the start.
 type meter struct {
-	counts  [NumBuckets][stripes]stripe
+	counts [NumBuckets][stripes]stripe
+	// pace says of which decisions the observers take note: tick<<32 | mask, of
+	// decisions numbered n those with n&mask == 0. It changes four times a second.
+	pace    [NumBuckets][numOutcomes]atomic.Uint64
+	_       [64]byte
 	backend [NumBuckets]string
 	took    [NumBuckets]prometheus.Observer
 
@@ -69,16 +73,24 @@ func (m *meter) sample(now Instant) bool { return spread(now)>>32%sampling == 0 
 
 func (m *meter) observe(b Bucket, d time.Duration) { m.took[b].Observe(d.Seconds()) }
 
-func (m *meter) add(b Bucket, o outcome, now Instant) {
-	m.counts[b][spread(now)>>61].n[o].Add(1)
+// add returns the number of the decision among those of its stripe.
+func (m *meter) add(b Bucket, o outcome, now Instant) uint64 {
+	return m.counts[b][spread(now)>>61].n[o].Add(1)
 }
 
-func (m *meter) total(b Bucket, o outcome) float64 {
+// due tells whether the n-th decision is to be looked at: the whole cost of
+// observing most of them.
+func (m *meter) due(b Bucket, o outcome, n uint64, now Instant) bool {
+	pace := m.pace[b][o].Load()
+	return uint32(pace>>32) != tickOf(now) || n&pace&(1<<32-1) == 0
+}
+
+func (m *meter) total(b Bucket, o outcome) uint64 {
 	var n uint64
 	for i := range m.counts[b] {
 		n += m.counts[b][i].n[o].Load()
 	}
-	return float64(n)
+	return n
 }
 
 // Describe implements prometheus.Collector.
@@ -93,9 +105,9 @@ func (m *meter) Collect(ch chan<- prometheus.Metric) {
 	for _, b := range Buckets() {
 		// Untyped: the OpenMetrics format would append _total to a counter's
 		// name, and dashboards of existing installations use this very name.
-		ch <- prometheus.MustNewConstMetric(m.exceeded, prometheus.UntypedValue, m.total(b, refused), b.String())
+		ch <- prometheus.MustNewConstMetric(m.exceeded, prometheus.UntypedValue, float64(m.total(b, refused)), b.String())
 		for o := range numOutcomes {
-			ch <- prometheus.MustNewConstMetric(m.decisions, prometheus.CounterValue, m.total(b, o),
+			ch <- prometheus.MustNewConstMetric(m.decisions, prometheus.CounterValue, float64(m.total(b, o)),
 				b.String(), outcomeNames[o], m.backend[b])
 		}
 	}

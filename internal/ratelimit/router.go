@@ -114,6 +114,18 @@ func (r *Router) Peek(ctx context.Context, now Instant, it Item) (Usage, error) 
 	return r.of(it).Peek(ctx, now, it)
 }
 
+// States implements Reporter.
+func (r *Router) States(now Instant) []StoreState {
+	var all []StoreState
+	for _, s := range r.distinct {
+		all = append(all, statesOf(s, now)...)
+	}
+	return all
+}
+
+// Own implements Reporter.
+func (r *Router) Own(now Instant, it Item) (used uint32, ok bool) { return ownOf(r.of(it), now, it) }
+
 // Reset implements Store: a key does not tell its bucket, so every store is asked.
 func (r *Router) Reset(ctx context.Context, now Instant, k Key) error {
 	errs := make([]error, 0, len(r.distinct))

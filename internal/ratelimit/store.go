@@ -78,6 +78,9 @@ type Decision struct {
 	Allowed bool
 	// Counted marks a request that a bucket in count mode would have refused.
 	Counted bool
+	// Unnamed asks the caller to tell Limiter.Name whom the key stands for: it is about
+	// to be shown to operators. Whoever does not know leaves it.
+	Unnamed bool
 	// Alone has a bit for each item, 1<<i for item i: it was decided by the node
 	// that was asked, with a share of the limit, because the one who counts could
 	// not be asked. Items beyond the 32nd have none.

@@ -76,6 +76,11 @@ func AuditTx(ctx context.Context, tx pgx.Tx, by Actor, e Entry) error {
 	return nil
 }
 
+// Audit records what changes nothing in the database, such as a counter that was reset.
+func (s *Store) Audit(ctx context.Context, by Actor, e Entry) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return AuditTx(ctx, tx, by, e) })
+}
+
 // ListAudit returns what was changed of a tenant, newest first: the records older than before ([uuid.Nil]: from the
 // newest on), at most limit, and whether there are more.
 func (s *Store) ListAudit(ctx context.Context, tenant ID, f AuditFilter, before uuid.UUID, limit int) ([]Record, bool, error) {

@@ -337,6 +337,8 @@ func (op *operation) hasPage() bool {
 func (b *builder) given(op *operation, from parameters, in string) []*Parameter {
 	var list []*Parameter
 	for _, p := range from {
+		name, needed := strings.CutSuffix(p.Name, "!")
+		p.Name = name
 		if p.Value.Type == nil && p.Value.Ref == "" {
 			shared := b.common.Parameters[p.Name]
 			if shared == nil {
@@ -346,6 +348,7 @@ func (b *builder) given(op *operation, from parameters, in string) []*Parameter 
 			p.Value = shared
 		}
 		list = append(list, parameter(p.Name, in, p.Value))
+		list[len(list)-1].Required = needed
 	}
 	return list
 }

@@ -670,7 +670,7 @@ func (s *Store) register(reg prometheus.Registerer) error {
 		return float64(n)
 	}
 	overflowing := func() float64 {
-		if ratelimit.InstantOf(time.Now())-ratelimit.Instant(s.overflowedAt.Load()) < grace {
+		if s.overflowing() {
 			return 1
 		}
 		return 0

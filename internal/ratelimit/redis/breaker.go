@@ -22,6 +22,8 @@ const (
 	open                         // checks don't ask
 )
 
+func (s breakerState) String() string { return [...]string{"closed", "half_open", "open"}[s] }
+
 // breaker counts calls and failures by the second. Checks read one word of it; it has no lock. Two calls that begin a
 // second's count at the same time may lose a few.
 type breaker struct {

@@ -58,6 +58,9 @@ func TestOutageIsTwoLines(t *testing.T) {
 		if d := s.Take(t.Context(), s.clock.Now(), it); !d.Allowed || d.Alone == 0 {
 			t.Errorf("with a wrong password: %+v", d)
 		}
+		if state := s.States(s.clock.Now()); len(state) != 1 || state[0].Backend != "redis" || !state[0].FallingBack || state[0].Breaker == "" {
+			t.Errorf("an operator sees %+v", state)
+		}
 	}
 	if n := s.fallbacks(t, reasonSignIn); n == 0 {
 		t.Errorf("a wrong password is not counted as such: %v", log.String())

@@ -1,0 +1,261 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// ask asks for one object by a query.
+func (h *hubClient) ask(method, path string, query url.Values) (members, error) {
+	answer, err := h.call(method, path, query, nil)
+	if err != nil {
+		return nil, err
+	}
+	var o members
+	return o, decode(answer.Data, &o)
+}
+
+// objects are the objects of a list in an answer.
+func objects(v any) []members {
+	list, _ := v.([]any)
+	out := make([]members, 0, len(list))
+	for _, x := range list {
+		if o, ok := x.(members); ok {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// silent says on standard error which nodes did not answer.
+func (h *hubClient) silent(nodes []members) (n int) {
+	for _, node := range nodes {
+		if node["error"] != nil {
+			n++
+			fmt.Fprintf(h.e.stderr, "The node %s did not answer: %s. What it knows is missing.\n", cell(node, "name"), cell(node, "error"))
+		}
+	}
+	return n
+}
+
+type limitsTopCmd struct {
+	managementFlags
+	Bucket string `help:"Only this bucket." placeholder:"BUCKET"`
+	Limit  int    `help:"Most to show of all buckets together; 0: all." default:"20"`
+}
+
+// Help shows how to go on.
+func (limitsTopCmd) Help() string {
+	return `Counts the last five to ten minutes, on all nodes together. Under a flood the numbers are estimates, and not too high.
+
+What stands under WHOM is what limits show, limits clear-usage and, for addresses, ranges add deny take:
+
+    server limits top --bucket unknown_caller
+    server limits show unknown_caller 203.0.113.7
+    server ranges add deny 203.0.113.7 --expires 1h --note "guessing keys"`
+}
+
+func (c limitsTopCmd) Run(e *env) error {
+	h, err := c.connect(e)
+	if err != nil {
+		return err
+	}
+	o, err := h.get("/rate_limits")
+	if err != nil {
+		return err
+	}
+	top, _ := o["top_refused"].(members)
+	if _, ok := top[c.Bucket]; c.Bucket != "" && !ok {
+		names := make([]string, 0, len(top))
+		for name := range top {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		return misused(fmt.Sprintf("there is no bucket %q; there are %s", c.Bucket, strings.Join(names, ", ")))
+	}
+	type row struct {
+		count float64
+		shown members
+	}
+	var rows []row
+	for bucket, pairs := range top {
+		list, _ := pairs.([]any)
+		for _, p := range list {
+			pair, _ := p.([]any)
+			if len(pair) != 2 || c.Bucket != "" && bucket != c.Bucket {
+				continue
+			}
+			subject, _ := pair[0].(string)
+			number, _ := pair[1].(json.Number)
+			count, _ := number.Float64() // what is no number stands last
+			subjects, _ := o["subjects"].(members)
+			of, _ := subjects[subject].(members)
+			decisions, _ := o["decisions_per_second"].(members)
+			rate, _ := decisions[bucket].(members)
+			rows = append(rows, row{count, members{"bucket": bucket, "subject": subject, "tenant": of["tenant"], "refused": pair[1], "rate": rate["refused"]}})
+		}
+	}
+	slices.SortFunc(rows, func(a, b row) int {
+		return cmp.Or(cmp.Compare(b.count, a.count), strings.Compare(cell(a.shown, "subject"), cell(b.shown, "subject")))
+	})
+	more := c.Limit > 0 && len(rows) > c.Limit
+	if more {
+		rows = rows[:c.Limit]
+	}
+	shown := make([]members, len(rows))
+	for i, r := range rows {
+		shown[i] = r.shown
+	}
+	h.silent(objects(o["nodes"]))
+	return h.showList(shown, more, fmt.Sprintf("Nothing has been refused since %s.", cell(o, "top_since")),
+		column{"REFUSED", "refused"}, column{"BUCKET", "bucket"}, column{"WHOM", "subject"}, column{"TENANT", "tenant"})
+}
+
+// subjectArgs name a budget.
+type subjectArgs struct {
+	Bucket  string   `arg:"" help:"The bucket, see limits get."`
+	Subject []string `arg:"" help:"Whom it counts, as limits top shows it: id or name of a tenant, id of a channel, an address, \"admin EMAIL\" or \"TENANT EMAIL\" for an account."`
+}
+
+func (a subjectArgs) query() url.Values {
+	return url.Values{"bucket": {a.Bucket}, "subject": {strings.Join(a.Subject, " ")}}
+}
+
+type limitsShowCmd struct {
+	managementFlags
+	subjectArgs
+}
+
+// Help shows examples.
+func (limitsShowCmd) Help() string {
+	return `Examples:
+
+    server limits show activity_create acme
+    server limits show login_account admin jane@example.com
+    server limits show unknown_caller 2001:db8::1`
+}
+
+func (c limitsShowCmd) Run(e *env) error {
+	h, err := c.connect(e)
+	if err != nil {
+		return err
+	}
+	o, err := h.ask(http.MethodGet, "/rate_limits/usage", c.query())
+	if err != nil {
+		return err
+	}
+	if h.json {
+		return h.showJSON(o)
+	}
+	if o["limited"] != true {
+		fmt.Fprintf(e.stdout, "No limit applies to %s in %s.\n", cell(o, "subject"), cell(o, "bucket"))
+		return nil
+	}
+	whom := cell(o, "subject")
+	if name := cell(o, "tenant"); name != "–" {
+		whom += " (" + name + ")"
+	}
+	rate := limitRow(members{"effective": members{"limit": o["limit"], "scale_ms": o["scale_ms"]}})
+	fmt.Fprintf(e.stdout, "%s uses %s of %s in %s, and has %s left.\n\n", whom, cell(o, "used"), cell(rate, "effective.rate"), cell(o, "bucket"), cell(o, "remaining"))
+	return h.showList(objects(o["nodes"]), false, "There are no nodes.", column{"NODE", "name"}, column{"USED", "used"}, column{"COUNTED THERE", "counted_here"},
+		column{"LEFT", "remaining"}, column{"WHOLE IN MS", "wait_ms"}, column{"BACKEND", "backend"}, column{"TROUBLE", "error"})
+}
+
+type limitsClearCmd struct {
+	managementFlags
+	subjectArgs
+}
+
+// Help says what it does and does not.
+func (limitsClearCmd) Help() string {
+	return `The whole budget is free again at once, on every node; what was refused stays counted. It is in the audit log. To do it again is harmless.
+
+    server limits clear-usage login_account admin jane@example.com`
+}
+
+// partly is a change that did not reach every node.
+type partly struct{ what string }
+
+func (p partly) Error() string { return p.what }
+
+// ExitCode says that it is worth trying again.
+func (partly) ExitCode() int { return exitUnavailable }
+
+func (c limitsClearCmd) Run(e *env) error {
+	h, err := c.connect(e)
+	if err != nil {
+		return err
+	}
+	o, err := h.ask(http.MethodDelete, "/rate_limits/usage", c.query())
+	if err != nil {
+		return err
+	}
+	nodes := objects(o["nodes"])
+	if o["cleared"] == true {
+		return h.done(o, "The counter of %s in %s is reset on %s.", cell(o, "subject"), cell(o, "bucket"), counted(len(nodes), "node", "nodes"))
+	}
+	if h.json {
+		if err := h.showJSON(o); err != nil {
+			return err
+		}
+	}
+	return partly{fmt.Sprintf("the counter of %s in %s is reset, but not on %d of %d nodes; run the same again when they answer", cell(o, "subject"), cell(o, "bucket"),
+		h.silent(nodes), len(nodes))}
+}
+
+// counted says how many.
+func counted(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+type limitsTryCmd struct {
+	managementFlags
+	tenantArg
+	rateArgs
+}
+
+// Help shows an example.
+func (limitsTryCmd) Help() string {
+	return `Nothing is saved. The demand is that of the tenant's busiest subjects on all nodes.
+
+    server limits try acme activity_create 50/1s`
+}
+
+func (c limitsTryCmd) Run(e *env) error {
+	h, err := c.connect(e)
+	if err != nil {
+		return err
+	}
+	rule, err := c.rule()
+	if err != nil {
+		return err
+	}
+	path, err := h.tenantPath(c.Tenant, "limits", "preview")
+	if err != nil {
+		return err
+	}
+	answer, err := h.call(http.MethodPost, path, nil, members{c.Bucket: rule})
+	if err != nil {
+		return err
+	}
+	var list []members
+	if err := decode(answer.Data, &list); err != nil {
+		return err
+	}
+	if h.json {
+		return h.showJSON(list)
+	}
+	for _, f := range list {
+		h.silent(objects(f["missing"]))
+	}
+	return h.showList(list, false, "Nothing was tried.", column{"BUCKET", "bucket"}, column{"SINCE", "since"}, column{"DEMAND", "demand"}, column{"ADMITTED", "admitted"},
+		column{"REFUSED", "refused"}, column{"PEAK/S", "peak_per_second"}, column{"PEAK AT", "peak_at"}, column{"WINDOWS OVER", "windows_exceeded"}, column{"OF", "windows"})
+}

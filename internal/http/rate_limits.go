@@ -1,0 +1,428 @@
+package http
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/google/uuid"
+
+	"converger/internal/fault"
+	"converger/internal/ratelimit"
+	"converger/internal/ratelimit/overview"
+	"converger/internal/tenants"
+)
+
+// registerRateLimitRoutes: what limits do, on all nodes. Reading asks the other nodes and costs no query.
+func (s *server) registerRateLimitRoutes() {
+	s.operatorRoute(http.MethodGet, "/rate_limits", bodyNone, s.getRateLimits)
+	s.operatorRoute(http.MethodGet, "/rate_limits/usage", bodyNone, s.getUsage)
+	s.operatorRoute(http.MethodDelete, "/rate_limits/usage", bodyNone, s.clearUsage)
+	// A POST for its body's sake: it changes nothing.
+	s.register(route{method: http.MethodPost, pattern: managementPrefix + "/tenants/{tenant_id}/limits/preview", auth: credentialOperator,
+		scope: tenants.ScopeRead, bucket: ratelimit.Management, body: bodyJSON, handle: s.previewLimits})
+}
+
+// countPair is written as [subject, count].
+type countPair struct {
+	subject string
+	count   uint64
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (p countPair) MarshalJSON() ([]byte, error) { return json.Marshal([]any{p.subject, p.count}) }
+
+// subjectBody tells what a subject's text does not.
+type subjectBody struct {
+	TenantID *uuid.UUID `json:"tenant_id"`
+	Tenant   *string    `json:"tenant"` // its name
+}
+
+type refusalBody struct {
+	Bucket       string     `json:"bucket"`
+	Subject      string     `json:"subject"`
+	TenantID     *uuid.UUID `json:"tenant_id"`
+	NodeID       *string    `json:"node_id"`
+	Count        uint64     `json:"count"`
+	FirstAt      time.Time  `json:"first_at"`
+	LastAt       time.Time  `json:"last_at"`
+	Limit        uint32     `json:"limit"`
+	ScaleMS      uint32     `json:"scale_ms"`
+	RetryAfterMS uint32     `json:"retry_after_ms"`
+	Counted      bool       `json:"counted"`
+}
+
+// peerBody is what one node makes of another.
+type peerBody struct {
+	NodeID    string   `json:"node_id"`
+	Name      string   `json:"name"`
+	Standing  string   `json:"standing"`
+	Connected bool     `json:"connected"`
+	HeardMS   *int64   `json:"heard_ms"`       // since its last message; null: never
+	ReportMS  *int64   `json:"last_report_ms"` // since its last counts; null: none yet, or not of that backend
+	DelayMS   *float64 `json:"report_delay_ms"`
+	SkewMS    float64  `json:"skew_ms"`
+	Queued    int      `json:"queued"`
+	Dropped   uint64   `json:"dropped"`
+	Version   string   `json:"version"`
+}
+
+type storeBody struct {
+	Backend     string  `json:"backend"`
+	Keys        int     `json:"keys"`
+	MaxKeys     int     `json:"max_keys"`
+	Overflowing bool    `json:"overflowing"`
+	FallingBack bool    `json:"falling_back"`
+	Breaker     *string `json:"breaker"`
+}
+
+// nodeBody is one node. Of one that did not answer only what others know of it is there.
+type nodeBody struct {
+	ID            *string               `json:"id"` // null: the only one
+	Name          string                `json:"name"`
+	Version       string                `json:"version"`
+	Standing      string                `json:"standing"` // asked, or as the asked node sees it
+	Error         *string               `json:"error"`
+	StartedAt     *time.Time            `json:"started_at"`
+	SkewMS        float64               `json:"skew_ms"`
+	Witness       bool                  `json:"witness"`
+	Alive         int                   `json:"alive"`
+	Visible       int                   `json:"visible"`
+	ConfigDiffers []string              `json:"config_differs"`
+	Stores        []storeBody           `json:"stores"`
+	Peers         []peerBody            `json:"peers"`
+	Connections   *overview.Connections `json:"connections"`
+}
+
+type rateLimitsBody struct {
+	At             time.Time                              `json:"at"`
+	Enabled        bool                                   `json:"enabled"`
+	Config         map[string]*overview.Limit             `json:"config"`
+	Decisions      map[string]overview.Decisions[float64] `json:"decisions_per_second"`
+	RefusedTotal   map[string]uint64                      `json:"refused_total"`
+	TopSince       time.Time                              `json:"top_since"`
+	TopRefused     map[string][]countPair                 `json:"top_refused"`
+	Subjects       map[string]subjectBody                 `json:"subjects"`
+	RecentRefusals []refusalBody                          `json:"recent_refusals"`
+	Connections    *overview.Connections                  `json:"connections"`
+	Nodes          []nodeBody                             `json:"nodes"`
+}
+
+func (s *server) getRateLimits(c *call) (*reply, error) {
+	return dataReply(http.StatusOK, s.rateLimitsJSON(s.Overview.Picture(c.ctx())))
+}
+
+func (s *server) rateLimitsJSON(p overview.Picture) rateLimitsBody {
+	out := rateLimitsBody{
+		At: p.At, Enabled: p.Enabled, TopSince: p.At, Connections: p.Connections, RecentRefusals: []refusalBody{}, Nodes: []nodeBody{},
+		Config: map[string]*overview.Limit{}, Decisions: map[string]overview.Decisions[float64]{}, RefusedTotal: map[string]uint64{},
+		TopRefused: map[string][]countPair{}, Subjects: map[string]subjectBody{},
+	}
+	note := func(x overview.Subject) *uuid.UUID {
+		if x.Tenant == uuid.Nil {
+			return nil
+		}
+		id := uuid.UUID(x.Tenant)
+		out.Subjects[x.Text] = subjectBody{&id, optional(s.tenantName(id))}
+		return &id
+	}
+	for _, b := range p.Buckets {
+		name := b.Bucket.String()
+		out.Config[name], out.Decisions[name], out.RefusedTotal[name] = b.Config, b.Rate, b.Total.Refused
+		out.TopRefused[name] = []countPair{}
+		for _, h := range b.Top {
+			note(h.Subject)
+			out.TopRefused[name] = append(out.TopRefused[name], countPair{h.Text, h.Count})
+		}
+		if b.Since.Before(out.TopSince) {
+			out.TopSince = b.Since
+		}
+	}
+	for _, r := range p.Recent {
+		out.RecentRefusals = append(out.RecentRefusals, refusalBody{r.Bucket, r.Text, note(r.Subject), optional(r.Node), r.Count, r.First, r.Last,
+			r.Limit, r.ScaleMs, r.RetryAfterMs, r.Counted})
+	}
+	for _, n := range p.Nodes {
+		out.Nodes = append(out.Nodes, nodeJSON(n, p.Differ[n.ID]))
+	}
+	return out
+}
+
+func nodeJSON(f overview.From[overview.State], differs []string) nodeBody {
+	a := f.Answer
+	n := nodeBody{
+		ID: optional(f.ID), Name: a.Name, Version: a.Version, Standing: "asked", SkewMS: a.SkewMs, Witness: a.Witness, Alive: a.Alive, Visible: a.Visible,
+		ConfigDiffers: differs, Stores: []storeBody{}, Peers: []peerBody{}, Connections: a.Connections,
+	}
+	if differs == nil {
+		n.ConfigDiffers = []string{}
+	}
+	if p := f.Peer; p != nil {
+		n.Name, n.Version, n.Standing = p.Name, p.Version, p.Standing.String()
+		if f.Err != nil {
+			n.SkewMS = float64(p.Skew.Milliseconds())
+		}
+	}
+	if f.Err != nil {
+		text := f.Err.Error()
+		n.Error = &text
+		return n
+	}
+	n.StartedAt = &a.StartedAt
+	reports := map[string]int64{}
+	for _, x := range a.Stores {
+		n.Stores = append(n.Stores, storeBody{x.Backend, x.Keys, x.MaxKeys, x.Overflowing, x.FallingBack, optional(x.Breaker)})
+		for id, ms := range x.HeardMs {
+			reports[id] = ms
+		}
+	}
+	for _, x := range a.Peers {
+		p := peerBody{NodeID: x.ID, Name: x.Name, Standing: x.Standing, Connected: x.Connected, SkewMS: x.SkewMs, Queued: x.Queued, Dropped: x.Dropped, Version: x.Version}
+		if x.HeardMs >= 0 {
+			p.HeardMS = &x.HeardMs
+		}
+		if ms, ok := reports[x.ID]; ok {
+			p.ReportMS = &ms
+		}
+		if x.DelayMs > 0 {
+			p.DelayMS = &x.DelayMs
+		}
+		n.Peers = append(n.Peers, p)
+	}
+	return n
+}
+
+// usageNode is one subject's use on one node.
+type usageNode struct {
+	NodeID    *string `json:"node_id"`
+	Name      string  `json:"name"`
+	Error     *string `json:"error"`
+	Limited   bool    `json:"limited"`
+	Backend   string  `json:"backend"`
+	Limit     uint32  `json:"limit"`
+	Used      uint32  `json:"used"`
+	Own       *uint32 `json:"counted_here"`
+	Remaining uint32  `json:"remaining"`
+	WaitMS    uint32  `json:"wait_ms"`
+}
+
+type usageBody struct {
+	Bucket    string      `json:"bucket"`
+	Subject   string      `json:"subject"`
+	TenantID  *uuid.UUID  `json:"tenant_id"`
+	Tenant    *string     `json:"tenant"`
+	Key       string      `json:"key"`
+	Limited   bool        `json:"limited"`
+	Limit     *uint32     `json:"limit"`
+	ScaleMS   *uint32     `json:"scale_ms"`
+	Algorithm *string     `json:"algorithm"`
+	Used      uint64      `json:"used"`
+	Remaining *uint64     `json:"remaining"`
+	Nodes     []usageNode `json:"nodes"`
+}
+
+func (s *server) usageJSON(b overview.Budget, all []overview.From[overview.Use]) usageBody {
+	out := usageBody{Bucket: b.Bucket.String(), Subject: b.Name.Text, Key: b.Key.String(), Used: overview.Total(all), Nodes: []usageNode{}}
+	if id := uuid.UUID(b.Name.Tenant); id != uuid.Nil {
+		out.TenantID, out.Tenant = &id, optional(s.tenantName(id))
+	}
+	if own := all[0].Answer; own.Limited {
+		remaining := uint64(own.Quota) - min(uint64(own.Quota), out.Used)
+		out.Limited, out.Limit, out.ScaleMS, out.Algorithm, out.Remaining = true, &own.Limit, &own.ScaleMs, &own.Algorithm, &remaining
+	}
+	for _, f := range all {
+		u := f.Answer
+		n := usageNode{NodeID: optional(f.ID), Name: f.Name, Limited: u.Limited, Backend: u.Backend, Limit: u.Limit, Used: u.Used, Own: u.Own,
+			Remaining: u.Quota - min(u.Quota, u.Used), WaitMS: u.WaitMs}
+		if f.Err != nil {
+			text := f.Err.Error()
+			n.Error = &text
+		}
+		out.Nodes = append(out.Nodes, n)
+	}
+	return out
+}
+
+// askedBudget is the budget that the query names.
+func (s *server) askedBudget(c *call) (overview.Budget, error) {
+	q, err := c.query()
+	if err != nil {
+		return overview.Budget{}, err
+	}
+	return s.findBudget(c.ctx(), q.Get("bucket"), q.Get("subject"))
+}
+
+func (s *server) getUsage(c *call) (*reply, error) {
+	b, err := s.askedBudget(c)
+	if err != nil {
+		return nil, err
+	}
+	return dataReply(http.StatusOK, s.usageJSON(b, s.Overview.Usage(c.ctx(), b)))
+}
+
+// clearedBody says on which nodes a counter was reset.
+type clearedBody struct {
+	Bucket  string        `json:"bucket"`
+	Subject string        `json:"subject"`
+	Cleared bool          `json:"cleared"` // on every node
+	Nodes   []clearedNode `json:"nodes"`
+}
+
+type clearedNode struct {
+	NodeID *string `json:"node_id"`
+	Name   string  `json:"name"`
+	Error  *string `json:"error"`
+}
+
+// reset forgets what was spent on a budget, on every node, once it is in the audit log.
+func (s *server) reset(c *call, b overview.Budget) (clearedBody, error) {
+	e := tenants.Entry{Action: "reset", ResourceType: "rate_limit", ResourceID: b.Bucket.String() + " " + b.Name.Text}
+	if id := uuid.UUID(b.Name.Tenant); id != uuid.Nil {
+		e.TenantID = &id
+	}
+	if err := s.Tenants.Audit(c.ctx(), c.actor(), e); err != nil {
+		return clearedBody{}, err
+	}
+	out := clearedBody{Bucket: b.Bucket.String(), Subject: b.Name.Text, Cleared: true, Nodes: []clearedNode{}}
+	for _, f := range s.Overview.Reset(c.ctx(), b) {
+		n := clearedNode{NodeID: optional(f.ID), Name: f.Name}
+		if f.Err != nil {
+			text := f.Err.Error()
+			n.Error, out.Cleared = &text, false
+		}
+		out.Nodes = append(out.Nodes, n)
+	}
+	return out, nil
+}
+
+// clearUsage answers 200 also when some node could not be reached: it is named, and to ask again is harmless.
+func (s *server) clearUsage(c *call) (*reply, error) {
+	b, err := s.askedBudget(c)
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.reset(c, b)
+	if err != nil {
+		return nil, err
+	}
+	return dataReply(http.StatusOK, out)
+}
+
+// forecastBody is what the last hour's demand would have met under a limit.
+type forecastBody struct {
+	Bucket        string                `json:"bucket"`
+	Limit         ratelimit.Rule        `json:"limit"`
+	Since         *time.Time            `json:"since"` // of the demand; null: none was seen
+	Until         *time.Time            `json:"until"`
+	Sampled       uint64                `json:"sampled"`
+	Demand        uint64                `json:"demand"`
+	Admitted      uint64                `json:"admitted"`
+	Refused       uint64                `json:"refused"`
+	PeakPerSecond uint32                `json:"peak_per_second"`
+	PeakAt        *time.Time            `json:"peak_at"`
+	Windows       int                   `json:"windows"`
+	Exceeded      int                   `json:"windows_exceeded"`
+	Subjects      []subjectForecastBody `json:"subjects"`
+	Missing       []clearedNode         `json:"missing"`
+}
+
+type subjectForecastBody struct {
+	Subject       string    `json:"subject"`
+	Since         time.Time `json:"since"`
+	Demand        uint64    `json:"demand"`
+	Admitted      uint64    `json:"admitted"`
+	Refused       uint64    `json:"refused"`
+	PeakPerSecond uint32    `json:"peak_per_second"`
+	PeakAt        time.Time `json:"peak_at"`
+	Windows       int       `json:"windows"`
+	Exceeded      int       `json:"windows_exceeded"`
+}
+
+// forecast runs the demand of a tenant's subjects in the last hour, on all nodes, through a rule.
+func (s *server) forecast(c *call, tenant tenants.ID, b ratelimit.Bucket, r ratelimit.Rule) (forecastBody, error) {
+	out := forecastBody{Bucket: b.String(), Limit: r, Sampled: 1, Subjects: []subjectForecastBody{}, Missing: []clearedNode{}}
+	p, err := ratelimit.NewPolicy(b, r)
+	if err != nil {
+		return out, err
+	}
+	demand, nodes := s.Overview.Demand(c.ctx(), b, tenant)
+	for _, f := range nodes {
+		if f.Err != nil {
+			text := f.Err.Error()
+			out.Missing = append(out.Missing, clearedNode{optional(f.ID), f.Name, &text})
+		}
+	}
+	second := func(unix int64) time.Time { return time.Unix(unix, 0).UTC() }
+	for _, d := range demand {
+		f := p.Replay(d.Start, d.Units)
+		out.Subjects = append(out.Subjects, subjectForecastBody{d.Name.Text, second(d.Since), f.Demand, f.Admitted, f.Refused, f.Peak, second(f.PeakAt), f.Windows, f.Exceeded})
+		out.Sampled = max(out.Sampled, d.Sampled)
+		out.Demand += f.Demand
+		out.Admitted += f.Admitted
+		out.Refused += f.Refused
+		out.Windows += f.Windows
+		out.Exceeded += f.Exceeded
+		if since := second(d.Since); out.Since == nil || since.Before(*out.Since) {
+			out.Since = &since
+		}
+		if at := second(f.PeakAt); f.Peak > out.PeakPerSecond {
+			out.PeakPerSecond, out.PeakAt = f.Peak, &at
+		}
+		if until := second(d.Start + int64(len(d.Units))); out.Until == nil || until.After(*out.Until) {
+			out.Until = &until
+		}
+	}
+	if now := s.Limiter.Now().Time().UTC().Truncate(time.Second); out.Until != nil && out.Until.After(now) {
+		out.Until = &now
+	}
+	return out, nil
+}
+
+// previewLimits saves nothing. The body has the form of all of a tenant's limits: a rule by the name of its bucket.
+func (s *server) previewLimits(c *call) (*reply, error) {
+	t, err := s.enforcedTenant(c)
+	if err != nil {
+		return nil, err
+	}
+	members, err := c.object()
+	if err != nil {
+		return nil, err
+	}
+	rules := map[ratelimit.Bucket]ratelimit.Rule{}
+	for _, b := range ratelimit.Buckets() {
+		raw := members.raw(b.String())
+		if raw == nil {
+			continue
+		}
+		r, err := ratelimit.ParseOverride(b, raw)
+		var bad ratelimit.Errors
+		switch {
+		case errors.As(err, &bad):
+			for _, f := range bad {
+				*members.faults = append(*members.faults, fault.Field{Pointer: "/" + b.String() + f.Pointer, Code: f.Code, Detail: f.Detail})
+			}
+		case err != nil:
+			members.fault(b.String(), ratelimit.CodeUnknownValue, "is the same for all tenants: it can't be overridden")
+		}
+		rules[b] = r
+	}
+	members.refuseUnknown()
+	if err := members.err(); err != nil {
+		return nil, err
+	}
+	if len(rules) == 0 {
+		return nil, fault.Invalidf("", fault.Required, `name at least one bucket: {"activity_create": {"limit": 200, "scale_ms": 1000}}`)
+	}
+	out := []forecastBody{}
+	for _, b := range ratelimit.Buckets() {
+		if r, ok := rules[b]; ok {
+			f, err := s.forecast(c, t.ID, b, r)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, f)
+		}
+	}
+	return dataReply(http.StatusOK, out)
+}

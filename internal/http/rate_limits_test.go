@@ -1,0 +1,423 @@
+package http
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"converger/internal/auth"
+	"converger/internal/ratelimit"
+	"converger/internal/ratelimit/local"
+	"converger/internal/tenants"
+)
+
+// well expects an answer of 200.
+func well(t testing.TB, a answer) answer {
+	t.Helper()
+	a.is(t, 200, "")
+	return a
+}
+
+// member reads a member of a decoded answer by its path.
+func member(v any, path ...string) any {
+	for _, p := range path {
+		m, ok := v.(map[string]any)
+		if !ok {
+			return nil
+		}
+		v = m[p]
+	}
+	return v
+}
+
+// flood uses up the tenant's activities: a limit of 2 a minute, and five requests.
+func (f *front) flood(t *testing.T) {
+	t.Helper()
+	limitOverride(t, f, `{"limit":2,"scale_ms":60000}`, "activity_create")
+	c := f.newConversation(t)
+	for range 5 {
+		f.call(t, "POST", "/api/v1/conversations/"+c.ID.String()+"/activities", `{"text":"hello"}`, f.apiKey())
+	}
+}
+
+func TestRateLimitsAtRest(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	a := well(t, f.call(t, "GET", managementPrefix+"/rate_limits", "", f.ops()))
+	for _, b := range ratelimit.Buckets() {
+		for _, of := range []string{"config", "decisions_per_second", "refused_total", "top_refused"} {
+			if _, ok := a.get(t, "data", of).(map[string]any)[b.String()]; !ok {
+				t.Errorf("%s has no %s", of, b)
+			}
+		}
+		if top := a.get(t, "data", "top_refused", b.String()).([]any); len(top) != 0 {
+			t.Errorf("%s: %v are refused", b, top)
+		}
+	}
+	if a.get(t, "data", "enabled") != true || a.get(t, "data", "connections") != nil {
+		t.Errorf("%s", a)
+	}
+	nodes := a.get(t, "data", "nodes").([]any)
+	if len(nodes) != 1 || member(nodes[0], "name") != "a" || member(nodes[0], "standing") != "asked" || member(nodes[0], "version") != "test" {
+		t.Errorf("nodes: %v", nodes)
+	}
+	store := member(nodes[0], "stores").([]any)[0]
+	if member(store, "backend") != "local" || member(store, "max_keys").(float64) < 1e6/2 {
+		t.Errorf("store: %v", store)
+	}
+	config := a.get(t, "data", "config", "login_account")
+	if member(config, "limit") != 5.0 || member(config, "source") != "built_in" || member(config, "algorithm") != "sliding_window" || member(config, "backend") != "local" {
+		t.Errorf("config: %v", config)
+	}
+	if a.get(t, "data", "config", "channel_outbound") != nil {
+		t.Error("channel_outbound has a limit of its own accord")
+	}
+}
+
+func TestConfigAsEnforced(t *testing.T) {
+	t.Parallel()
+	op := must(ratelimit.ParseOperator([]byte(`{"upload": "off", "api_read": {"limit": 7, "scale_ms": 2000, "mode": "count"}}`)))
+	f := newFront(t, func(d *Deps) {
+		d.Limiter = must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Operator: op}))
+	})
+	a := well(t, f.call(t, "GET", managementPrefix+"/rate_limits", "", f.ops()))
+	if a.get(t, "data", "config", "upload") != nil {
+		t.Error("a bucket that is off has a limit")
+	}
+	if c := a.get(t, "data", "config", "api_read"); member(c, "limit") != 7.0 || member(c, "scale_ms") != 2000.0 || member(c, "mode") != "count" || member(c, "source") != "operator" {
+		t.Errorf("config: %v", c)
+	}
+}
+
+func TestRefusalsAreShown(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	f.flood(t)
+	a := well(t, f.call(t, "GET", managementPrefix+"/rate_limits", "", f.ops()))
+	tenant := f.tenant.ID.String()
+	if got := fmt.Sprint(a.get(t, "data", "top_refused", "activity_create")); got != "[["+tenant+" 3]]" {
+		t.Errorf("most refused: %s", got)
+	}
+	if got := a.get(t, "data", "refused_total", "activity_create"); got != 3.0 {
+		t.Errorf("%v are refused", got)
+	}
+	if got := a.get(t, "data", "subjects", tenant, "tenant"); got != "Acme" {
+		t.Errorf("the subject's name is %v", got)
+	}
+	recent := a.get(t, "data", "recent_refusals").([]any)
+	if len(recent) != 1 || member(recent[0], "count") != 3.0 || member(recent[0], "subject") != tenant || member(recent[0], "limit") != 2.0 || member(recent[0], "retry_after_ms").(float64) < 1 {
+		t.Errorf("recent: %v", recent)
+	}
+	if got := a.get(t, "data", "decisions_per_second", "activity_create", "refused").(float64); got <= 0 {
+		t.Errorf("%v refused a second", got)
+	}
+}
+
+// TestEveryRefusalHasAName drives every bucket of the route table to a refusal: each subject is shown by a name that finds
+// its budget again, and none by a secret.
+func TestEveryRefusalHasAName(t *testing.T) {
+	t.Parallel()
+	var all []string
+	for _, b := range ratelimit.Buckets() {
+		if b.Info().Default != (ratelimit.Rule{}) && b != ratelimit.Management && !b.Info().Guard {
+			all = append(all, fmt.Sprintf(`%q: {"limit": 0, "scale_ms": 60000}`, b))
+		}
+	}
+	op := must(ratelimit.ParseOperator([]byte("{" + strings.Join(all, ",") + "}")))
+	f := newFront(t, func(d *Deps) {
+		d.Limiter = must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Operator: op}))
+	})
+	admin := f.asAdmin(t, auth.RoleViewer)
+	channel, tenant := f.webhook.ID.String(), f.tenant.ID.String()
+	json := header("Content-Type", "application/json")
+	for _, tt := range []struct {
+		bucket, want string
+		refuse       func()
+	}{
+		{"activity_create", tenant, func() {
+			f.call(t, "POST", "/api/v1/conversations/"+uuid.NewString()+"/activities", `{"text":"x"}`, f.apiKey())
+		}},
+		{"api_read", tenant, func() { f.call(t, "GET", "/api/v1/conversations", "", f.apiKey()) }},
+		{"inbound", channel + "/unproven", func() { f.call(t, "POST", "/api/v1/channels/"+channel+"/inbound", `{}`, json) }},
+		{"token_generate", channel, func() {
+			f.call(t, "POST", "/api/v1/converger/tokens/generate", `{}`, header("Authorization", "Bearer "+f.secretOf(t, channel).Reveal()))
+		}},
+		{"unknown_caller", "192.0.2.1", func() {
+			f.call(t, "GET", "/api/v1/conversations", "", header("X-Api-Key", "cvg_live_"+strings.Repeat("a", 43)))
+		}},
+		{"login_ip", "192.0.2.1", func() {
+			for range 6 {
+				f.post(t, "/admin/login", url.Values{"email": {"nobody@example.com"}, "password": {"wrong"}})
+			}
+		}},
+		{"web_page", "", func() { f.show(t, "/admin", admin) }},
+	} {
+		tt.refuse()
+		a := well(t, f.call(t, "GET", managementPrefix+"/rate_limits", "", f.ops()))
+		top, _ := a.get(t, "data", "top_refused", tt.bucket).([]any)
+		if len(top) != 1 {
+			t.Errorf("%s: %v are refused, want one subject", tt.bucket, top)
+			continue
+		}
+		subject := top[0].([]any)[0].(string)
+		if tt.want != "" && subject != tt.want || strings.HasPrefix(subject, "key:") {
+			t.Errorf("%s: %s is refused, want %s", tt.bucket, subject, tt.want)
+		}
+		usage := well(t, f.call(t, "GET", managementPrefix+"/rate_limits/usage?"+url.Values{"bucket": {tt.bucket}, "subject": {subject}}.Encode(), "", f.ops()))
+		b, _ := ratelimit.ParseBucket(tt.bucket)
+		if k, _, ok := f.Limiter.Find(b, subject); !ok || usage.get(t, "data", "key") != k.String() || usage.get(t, "data", "subject") != subject {
+			t.Errorf("%s: looking %s up finds another budget: %s", tt.bucket, subject, usage)
+		}
+	}
+}
+
+func TestUsageAndReset(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	f.flood(t)
+	for _, subject := range []string{f.tenant.ID.String(), "Acme", " acme "} {
+		a := well(t, f.call(t, "GET", managementPrefix+"/rate_limits/usage?"+url.Values{"bucket": {"activity_create"}, "subject": {subject}}.Encode(), "", f.ops()))
+		if a.get(t, "data", "used") != 2.0 || a.get(t, "data", "limit") != 2.0 || a.get(t, "data", "remaining") != 0.0 || a.get(t, "data", "tenant") != "Acme" {
+			t.Errorf("%q: %s", subject, a)
+		}
+		if node := a.get(t, "data", "nodes").([]any)[0]; member(node, "counted_here") != 2.0 || member(node, "wait_ms").(float64) < 1 {
+			t.Errorf("%q: %v", subject, node)
+		}
+	}
+	path := managementPrefix + "/rate_limits/usage?bucket=activity_create&subject=Acme"
+	for range 2 { // again is as good
+		if a := well(t, f.call(t, "DELETE", path, "", f.ops())); a.get(t, "data", "cleared") != true {
+			t.Errorf("%s", a)
+		}
+	}
+	if a := f.call(t, "GET", path, "", f.ops()); a.get(t, "data", "used") != 0.0 {
+		t.Errorf("after the reset: %s", a)
+	}
+	var n int
+	if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM audit_log WHERE action = 'reset' AND resource_type = 'rate_limit' AND tenant_id = $1 AND resource_id = $2`,
+		f.tenant.ID, "activity_create "+f.tenant.ID.String()).Scan(&n); err != nil || n != 2 {
+		t.Errorf("%d lines in the audit log, %v", n, err)
+	}
+}
+
+func TestSubjectsAsOperatorsWriteThem(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	tenant, channel, id := f.tenant.ID.String(), f.webhook.ID.String(), uuid.NewString()
+	for _, tt := range []struct {
+		bucket, subject, want string
+		status                int
+	}{
+		{"upload", tenant, tenant, 200},
+		{"upload", strings.ToUpper(tenant), tenant, 200},
+		{"upload", "Nobody", "", 404},
+		{"upload", id, "", 404},
+		{"inbound", channel, channel, 200},
+		{"inbound", channel + "/unproven", channel + "/unproven", 200},
+		{"inbound", id, "", 404},
+		{"inbound", "site", "", 400},
+		{"token_generate", channel + "/unproven", "", 400},
+		{"channel_outbound", channel, channel, 200},
+		{"api_read", "Acme", tenant, 200},
+		{"api_read", channel + "/user:jane", channel + "/user:jane", 200},
+		{"api_read", id + "/user:jane", "", 404},
+		{"unknown_caller", "203.0.113.7", "203.0.113.7", 200},
+		{"unknown_caller", "::ffff:203.0.113.7", "203.0.113.7", 200},
+		{"unknown_caller", "2001:DB8:0:0:1::7", "2001:db8::/64", 200},
+		{"unknown_caller", "2001:db8::/64", "2001:db8::/64", 200},
+		{"unknown_caller", "203.0.113.0/24", "", 400},
+		{"unknown_caller", "localhost", "", 400},
+		{"login_account", "admin Jane@Example.com", "admin jane@example.com", 200},
+		{"login_account", "Acme jane@example.com", "tenant " + tenant + " jane@example.com", 200},
+		{"login_account", "tenant " + tenant + " jane@example.com", "tenant " + tenant + " jane@example.com", 200},
+		{"login_account", "jane", "", 400},
+		{"web_page", strings.Repeat("ab", 32), strings.Repeat("ab", 8), 200},
+		{"web_page", strings.Repeat("ab", 8), "", 404},
+		{"web_page", "jane", "", 400},
+		{"management", id, id, 200},
+		{"management", "ops", "", 400},
+		{"upload", "key:" + strings.Repeat("1", 32), "key:" + strings.Repeat("1", 32), 200},
+		{"upload", "key:1", "", 404},
+		{"upload", "", "", 400},
+		{"nothing", tenant, "", 400},
+		{"", tenant, "", 400},
+	} {
+		for _, method := range []string{"GET", "DELETE"} {
+			a := f.call(t, method, managementPrefix+"/rate_limits/usage?"+url.Values{"bucket": {tt.bucket}, "subject": {tt.subject}}.Encode(), "", f.ops())
+			if a.StatusCode != tt.status || tt.status == 200 && a.get(t, "data", "subject") != tt.want {
+				t.Errorf("%s %s %q: want %d %s, got %s", method, tt.bucket, tt.subject, tt.status, tt.want, a)
+			}
+		}
+	}
+	// The same budget as an address that is counted.
+	a := f.call(t, "GET", managementPrefix+"/rate_limits/usage?bucket=unknown_caller&subject=2001:db8::9", "", f.ops())
+	b := f.call(t, "GET", managementPrefix+"/rate_limits/usage?bucket=unknown_caller&subject=2001:db8:0:0:ffff::", "", f.ops())
+	if a.get(t, "data", "key") != b.get(t, "data", "key") {
+		t.Error("two addresses of one /64 have two budgets")
+	}
+}
+
+func TestPreviewOfLimits(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	f.flood(t) // five requests, whatever came of them
+	path := managementPrefix + "/tenants/" + f.tenant.ID.String() + "/limits/preview"
+	a := well(t, f.call(t, "POST", path, `{"activity_create":{"limit":1,"scale_ms":3600000},"upload":{"limit":1,"scale_ms":1000}}`, f.ops()))
+	list := a.get(t, "data").([]any)
+	if len(list) != 2 {
+		t.Fatalf("%s", a)
+	}
+	// Over an edge of the hour there are two windows.
+	refused := member(list[0], "refused").(float64)
+	if member(list[0], "demand") != 5.0 || refused != 4 && refused != 3 || member(list[0], "admitted").(float64)+refused != 5 || member(list[0], "peak_per_second").(float64) < 1 {
+		t.Errorf("forecast: %v", list[0])
+	}
+	if s := member(list[0], "subjects").([]any); len(s) != 1 || member(s[0], "subject") != f.tenant.ID.String() {
+		t.Errorf("subjects: %v", s)
+	}
+	if member(list[1], "demand") != 0.0 || member(list[1], "since") != nil {
+		t.Errorf("of a bucket without demand: %v", list[1])
+	}
+	for body, pointer := range map[string]string{
+		`{}`: "#",
+		`{"upload":{"limit":-1,"scale_ms":1000}}`:  "#/upload/limit",
+		`{"web_page":{"limit":1,"scale_ms":1000}}`: "#/web_page",
+		`{"nothing":1}`: "#/nothing",
+	} {
+		if a := f.call(t, "POST", path, body, f.ops()); a.StatusCode != 422 || !strings.Contains(a.String(), `"pointer":"`+pointer+`"`) {
+			t.Errorf("%s: want a fault of %s, got %s", body, pointer, a)
+		}
+	}
+	f.call(t, "POST", managementPrefix+"/tenants/"+uuid.NewString()+"/limits/preview", `{"upload":{"limit":1,"scale_ms":1000}}`, f.ops()).is(t, 404, codeNotFound)
+}
+
+// TestReadingLimitsCostsNoQuery: an operator can look while the database does not answer.
+func TestReadingLimitsCostsNoQuery(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	well(t, f.call(t, "GET", managementPrefix+"/rate_limits", "", f.ops()))
+	before := f.queries.Count()
+	well(t, f.call(t, "GET", managementPrefix+"/rate_limits", "", f.ops()))
+	well(t, f.call(t, "GET", managementPrefix+"/rate_limits/usage?bucket=upload&subject=Acme", "", f.ops()))
+	well(t, f.call(t, "POST", managementPrefix+"/tenants/"+f.tenant.ID.String()+"/limits/preview", `{"upload":{"limit":1,"scale_ms":1000}}`, f.ops()))
+	if n := f.queries.Count() - before; n != 0 {
+		t.Errorf("%d queries", n)
+	}
+}
+
+func TestRateLimitPage(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	admin, viewer := f.asAdmin(t, auth.RoleAdmin), f.asAdmin(t, auth.RoleViewer)
+	page := f.show(t, rateLimitsPath, viewer)
+	page.is(t, 200, "")
+	page.has(t, `href="/admin/rate_limits" aria-current="page"`, "Nothing has been refused", "<code>channel_outbound</code>", "100 per second", "every 5 s")
+	if page.Header.Get("Refresh") != "" {
+		t.Error("the page loads itself again unasked")
+	}
+
+	f.flood(t)
+	f.show(t, rateLimitsPath, viewer).has(t, "Acme", f.tenant.ID.String(), `<td class="number">3</td>`)
+	f.show(t, rateLimitsPath+"?only=upload", viewer).lacks(t, "Acme")
+	f.show(t, rateLimitsPath+"?only=nothing", viewer).has(t, "Acme")
+
+	look := rateLimitsPath + "?" + url.Values{"bucket": {"activity_create"}, "subject": {"Acme"}}.Encode()
+	a := f.show(t, look, admin)
+	a.has(t, "2 per minute", "<strong>2</strong>, 0 left", "Yes, reset it")
+	f.show(t, look, viewer).lacks(t, "Yes, reset it")
+	for subject, says := range map[string]string{"Nobody": "There is no tenant", "": "must be the id or the name of a tenant", "<i>": "There is no tenant"} {
+		a := f.show(t, rateLimitsPath+"?"+url.Values{"bucket": {"activity_create"}, "subject": {subject}}.Encode(), viewer)
+		if a.StatusCode != 404 && a.StatusCode != 400 {
+			t.Errorf("%q: %d", subject, a.StatusCode)
+		}
+		a.has(t, says, `id="subject-error"`, "<title>Error: ")
+		a.lacks(t, "<i>")
+	}
+	f.show(t, rateLimitsPath+"?bucket=nothing&subject=Acme", viewer).has(t, `id="bucket-error"`)
+
+	reset := url.Values{"bucket": {"activity_create"}, "subject": {f.tenant.ID.String()}}
+	f.post(t, rateLimitsPath+"/reset", reset, viewer).is(t, 403, "")
+	done := f.post(t, rateLimitsPath+"/reset", reset, admin)
+	done.leads(t, rateLimitsPath+"?"+reset.Encode())
+	f.show(t, rateLimitsPath+"?"+reset.Encode(), admin, f.withCookie(areaAdmin, noticeCookie, f.cookieOf(done, areaAdmin, noticeCookie).Value)).
+		has(t, "The counter is reset on every node.", "<strong>0</strong>, 2 left")
+	f.post(t, rateLimitsPath+"/reset", url.Values{"bucket": {"upload"}, "subject": {"Nobody"}}, admin).is(t, 404, "")
+}
+
+func TestLiveViewEnds(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	admin := f.asAdmin(t, auth.RoleViewer)
+	with := func(every string, until time.Time) string {
+		return rateLimitsPath + "?" + url.Values{"every": {every}, "until": {strconv.FormatInt(until.Unix(), 10)}, "only": {"upload"}}.Encode()
+	}
+	on := f.show(t, with("5", time.Now().Add(30*time.Minute)), admin)
+	if on.Header.Get("Refresh") != "5" {
+		t.Errorf("Refresh: %q", on.Header.Get("Refresh"))
+	}
+	on.has(t, `<a class="button plain small" href="/admin/rate_limits?only=upload">Pause</a>`, `aria-current="true">every 5 s`)
+	for _, path := range []string{with("5", time.Now().Add(-time.Second)), with("5", time.Now().Add(48*time.Hour)), with("1", time.Now().Add(time.Minute)), rateLimitsPath + "?every=5"} {
+		if a := f.show(t, path, admin); a.Header.Get("Refresh") != "" {
+			t.Errorf("%s loads itself again", path)
+		}
+	}
+	f.show(t, with("5", time.Now().Add(-time.Second)), admin).has(t, "The live view has ended by itself")
+}
+
+func TestTryALimitOnItsPage(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	admin := f.asAdmin(t, auth.RoleAdmin)
+	form := url.Values{"limit": {"1"}, "scale_ms": {"24"}, "unit": {"h"}, "algorithm": {"fixed_window"}, "action": {"try"}}
+	one := "/admin/tenants/" + f.tenant.ID.String() + "/limits/"
+	f.post(t, one+"activity_create", form, admin).has(t, "Not saved yet.", "there is nothing to try the limit against")
+	f.flood(t)
+	f.post(t, one+"activity_create", form, admin).has(t, "Not saved yet.", "Of 5 activities since", "The busiest second had")
+	if own := must(f.Tenants.Limits(t.Context(), f.tenant.ID)); strings.Contains(string(own), "86400000") {
+		t.Errorf("trying saved %s", own)
+	}
+}
+
+// TestRefusedOperatorsAreAudited: an operator token that is refused leaves a record, without a query on the way of the answer.
+func TestRefusedOperatorsAreAudited(t *testing.T) {
+	t.Parallel()
+	var refusals *auth.Refusals
+	f := newFront(t, func(d *Deps) {
+		refusals = must(auth.NewRefusals(d.Tenants, nil, d.Logger))
+		d.Refusals = refusals
+	})
+	token, text, err := f.Tenants.CreateOperatorToken(t.Context(), testActor, tenants.NewOperatorToken{Name: "old"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	must(f.Tenants.RevokeOperatorToken(t.Context(), testActor, token.ID, time.Now(), false))
+	f.refresh(t)
+	hash := must(tenants.ParseOperatorToken(text.Reveal()))
+	before := f.queries.Count()
+	f.call(t, "GET", managementPrefix+"/tenants", "", bearer(text.Reveal()), header("X-Request-Id", "req_refused")).is(t, 401, "")
+	f.call(t, "GET", managementPrefix+"/tenants", "", bearer("cvg_op_nonsense")).is(t, 401, "")
+	if n := f.queries.Count() - before; n > 1 { // the directory's early poll, for a token that may be new
+		t.Errorf("%d queries for refused requests", n)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if err := refusals.Run(ctx); err != nil { // writes what waits
+		t.Fatal(err)
+	}
+	var changes string
+	if err := f.pool.QueryRow(t.Context(), `SELECT resource_id || ' ' || request_id || ' ' || changes FROM audit_log WHERE action = 'refused'`).Scan(&changes); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{hex.EncodeToString(hash[:8]) + " req_refused ", "unknown", "192.0.2.1"} {
+		if !strings.Contains(changes, want) {
+			t.Errorf("the record lacks %s: %s", want, changes)
+		}
+	}
+}

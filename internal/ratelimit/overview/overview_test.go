@@ -1,0 +1,269 @@
+package overview
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"converger/internal/cluster"
+	"converger/internal/ratelimit"
+	"converger/internal/ratelimit/local"
+)
+
+// wire joins the nodes of a test: a call is a call, unless the node is to be away.
+type wire struct {
+	nodes map[cluster.ID]*Overview
+	fails map[cluster.ID]error
+}
+
+type place struct {
+	wire *wire
+	id   cluster.ID
+}
+
+func (p place) ID() cluster.ID { return p.id }
+
+func (p place) View() *cluster.View {
+	v := &cluster.View{Visible: 1, Alive: len(p.wire.nodes), Skew: 3 * time.Millisecond, Witness: true}
+	for id := range cluster.ID(10) {
+		if p.wire.nodes[id] != nil && id != p.id {
+			standing := cluster.Visible
+			if p.wire.fails[id] != nil {
+				standing = cluster.Split
+			}
+			v.Peers = append(v.Peers, cluster.Peer{ID: id, Name: fmt.Sprint("node ", id), Standing: standing, Heard: 20 * time.Millisecond, Latency: 250 * time.Microsecond, Version: "2"})
+		}
+	}
+	return v
+}
+
+func (p place) Call(ctx context.Context, to cluster.ID, _ cluster.Topic, request []byte) ([]byte, error) {
+	if err := p.wire.fails[to]; err != nil {
+		return nil, err
+	}
+	return p.wire.nodes[to].Handler().Answer(ctx, p.id, request)
+}
+
+var tenant = [16]byte{7}
+
+const bucket = ratelimit.ActivityCreate
+
+type node struct {
+	*Overview
+	hasher ratelimit.Hasher
+}
+
+func newNodes(t *testing.T, configs ...string) ([]node, *wire) {
+	t.Helper()
+	w := &wire{map[cluster.ID]*Overview{}, map[cluster.ID]error{}}
+	h, err := ratelimit.NewHasher([]byte("a secret for tests only"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock := ratelimit.NewClock()
+	var nodes []node
+	for i, text := range configs {
+		op, err := ratelimit.ParseOperator([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		store, err := local.New(local.Config{MaxKeys: 10_000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := ratelimit.New(ratelimit.Config{Store: store, Clock: clock, Operator: op})
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := cluster.ID(i + 1)
+		o := New(Config{Limiter: l, Login: ratelimit.NewLogin(l, h), Name: fmt.Sprint("node ", id), Version: "1", Network: place{w, id},
+			Policy: func(b Budget) *ratelimit.Policy { return l.Policy(b.Bucket, nil, nil) },
+			Connections: func() Connections {
+				return Connections{Total: 10, Addresses: 4, MaxTotal: 100, Refused: map[string]uint64{"global_limit_exceeded": 1}}
+			}})
+		w.nodes[id] = o
+		nodes = append(nodes, node{o, h})
+	}
+	return nodes, w
+}
+
+// spend asks so many times for a subject; named tells whether the caller knows it.
+func (n node) spend(t *testing.T, subject string, times int, named bool) Budget {
+	t.Helper()
+	b := Budget{Bucket: bucket, Key: n.hasher.Account(bucket, subject), Name: ratelimit.Name{Tenant: tenant, Text: subject}}
+	for range times {
+		d := n.Limiter.Check(t.Context(), n.Limiter.Now(), ratelimit.Item{Key: b.Key, Policy: n.Policy(b)})
+		if d.Unnamed && named {
+			n.Limiter.Name(bucket, b.Key, b.Name)
+		}
+	}
+	return b
+}
+
+const two = `{"activity_create": {"limit": 2, "scale_ms": 86400000}}`
+
+func TestPictureOfAllNodes(t *testing.T) {
+	t.Parallel()
+	nodes, w := newNodes(t, two, two, `{"activity_create": {"limit": 3, "scale_ms": 86400000}}`)
+	nodes[0].spend(t, "a", 12, false) // 10 refused, by a node that does not know the name
+	nodes[1].spend(t, "a", 7, true)   // 5
+	nodes[2].spend(t, "b", 7, true)   // 4
+	at := slices.Index(ratelimit.Buckets(), bucket)
+	for _, asked := range nodes {
+		p := asked.Picture(t.Context())
+		b := p.Buckets[at]
+		if len(p.Buckets) != len(ratelimit.Buckets()) || b.Total.Refused != 19 || b.Total.Allowed != 7 {
+			t.Errorf("%s: %d buckets, %+v", asked.Name, len(p.Buckets), b.Total)
+		}
+		if len(b.Top) != 2 || b.Top[0].Text != "a" || b.Top[0].Count != 15 || b.Top[0].Tenant != tenant || b.Top[1].Text != "b" || b.Top[1].Count != 4 {
+			t.Errorf("%s: most refused %+v", asked.Name, b.Top)
+		}
+		if len(p.Recent) != 3 || p.Connections.Total != 30 || p.Connections.MaxTotal != 100 || p.Connections.Refused["global_limit_exceeded"] != 3 {
+			t.Errorf("%s: recent %+v, connections %+v", asked.Name, p.Recent, p.Connections)
+		}
+		if len(p.Nodes) != 3 || p.Nodes[0].Answer.Name != asked.Name || p.Nodes[0].Answer.Stores[0].Keys != 1 || p.Nodes[1].Answer.SkewMs != 3 {
+			t.Errorf("%s: nodes %+v", asked.Name, p.Nodes)
+		}
+	}
+	if d := nodes[0].Picture(t.Context()).Differ; len(d) != 1 || !slices.Equal(d[cluster.ID(3).String()], []string{"activity_create"}) {
+		t.Errorf("configurations differ: %v", d)
+	}
+
+	// One is away: it is said, and the rest stands.
+	for _, err := range []error{cluster.ErrUnreachable, context.DeadlineExceeded, fmt.Errorf("%w: nobody answers on topic 118", cluster.ErrRefused)} {
+		w.fails[2] = err
+		p := nodes[0].Picture(t.Context())
+		if p.Nodes[1].Err == nil || p.Nodes[1].Peer.Standing != cluster.Split || p.Buckets[at].Total.Refused != 14 {
+			t.Errorf("%v: %+v", err, p.Nodes[1])
+		}
+	}
+}
+
+func TestUsageOfAllNodes(t *testing.T) {
+	t.Parallel()
+	nodes, w := newNodes(t, two, two)
+	b := nodes[0].spend(t, "a", 2, true)
+	nodes[1].spend(t, "a", 1, true)
+	all := nodes[1].Usage(t.Context(), b)
+	if len(all) != 2 || all[0].Answer.Used != 1 || all[1].Answer.Used != 2 || *all[1].Answer.Own != 2 || all[1].Answer.Limit != 2 || Total(all) != 3 {
+		t.Errorf("%+v, total %d", all, Total(all))
+	}
+	if found, ok := nodes[1].Find(t.Context(), bucket, "a"); !ok || found.Key != b.Key || found.Name != b.Name {
+		t.Errorf("found %+v", found)
+	}
+	nodes[0].spend(t, "refused elsewhere", 5, true)
+	if found, ok := nodes[1].Find(t.Context(), bucket, "refused elsewhere"); !ok || found.Name.Tenant != tenant {
+		t.Errorf("found %+v", found)
+	}
+
+	w.fails[1] = cluster.ErrUnreachable
+	if all := nodes[1].Reset(t.Context(), b); all[0].Err != nil || all[1].Err == nil {
+		t.Errorf("a reset without the other: %+v", all)
+	}
+	delete(w.fails, 1)
+	if all := nodes[1].Usage(t.Context(), b); all[0].Answer.Used != 0 || all[1].Answer.Used != 2 {
+		t.Errorf("after it: %+v", all)
+	}
+	for range 2 {
+		if all := nodes[1].Reset(t.Context(), b); all[0].Err != nil || all[1].Err != nil {
+			t.Errorf("a reset: %+v", all)
+		}
+	}
+	if all := nodes[0].Usage(t.Context(), b); Total(all) != 0 {
+		t.Errorf("after it: %+v", all)
+	}
+}
+
+func TestDemandOfAllNodes(t *testing.T) {
+	t.Parallel()
+	nodes, w := newNodes(t, two, two)
+	nodes[0].spend(t, "a", 30, true)
+	nodes[1].spend(t, "a", 12, true)
+	nodes[1].spend(t, "b", 5, true)
+	demand, from := nodes[0].Demand(t.Context(), bucket, tenant)
+	if len(demand) != 2 || demand[0].Total() != 42 || demand[0].Name.Text != "a" || demand[1].Total() != 5 || len(from) != 2 {
+		t.Errorf("%d subjects: %v", len(demand), demand)
+	}
+	if other, _ := nodes[0].Demand(t.Context(), bucket, [16]byte{8}); len(other) != 0 {
+		t.Error("another tenant's demand is told")
+	}
+	w.fails[2] = cluster.ErrUnreachable
+	if demand, from := nodes[0].Demand(t.Context(), bucket, tenant); len(demand) != 1 || from[1].Err == nil {
+		t.Errorf("without the other: %v, %+v", demand, from)
+	}
+}
+
+func TestHoursAreJoined(t *testing.T) {
+	t.Parallel()
+	units := func(at int, n uint32) []uint32 {
+		u := make([]uint32, ratelimit.DemandSeconds)
+		u[at] = n
+		return u
+	}
+	for _, tt := range []struct{ first, second int64 }{{600, 660}, {660, 600}} {
+		sum := ratelimit.Demand{Start: tt.first, Units: units(int(700-tt.first), 3), Since: 620, Sampled: 1}
+		add(&sum, ratelimit.Demand{Start: tt.second, Units: units(int(700-tt.second), 4), Since: 610, Sampled: 8})
+		if sum.Start != 660 || sum.Units[40] != 7 || sum.Total() != 7 || sum.Since != 610 || sum.Sampled != 8 {
+			t.Errorf("%v: start %d, %d at 700, %d in all", tt, sum.Start, sum.Units[40], sum.Total())
+		}
+	}
+}
+
+// TestAnswersFit holds the greatest answers against what a call may carry.
+func TestAnswersFit(t *testing.T) {
+	t.Parallel()
+	name := strings.Repeat("x", 256)
+	s := State{Buckets: map[string]Bucket{}}
+	for _, b := range ratelimit.Buckets() {
+		out := Bucket{}
+		for range topOfNode {
+			out.Top = append(out.Top, heavy{subject{Subject: name, Tenant: tenant[:]}, math.MaxUint64})
+		}
+		s.Buckets[b.String()] = out
+	}
+	for range recentShown {
+		s.Recent = append(s.Recent, refusal{subject: subject{Subject: name, Tenant: tenant[:]}})
+	}
+	d := demands{}
+	for range demandSubjects {
+		d.Subjects = append(d.Subjects, demand{subject: subject{Subject: name, Tenant: tenant[:]},
+			Units: pack(slices.Repeat([]uint32{1<<21 - 1}, ratelimit.DemandSeconds))}) // two million a second
+	}
+	for _, answer := range []any{s, d} {
+		if b, err := json.Marshal(answer); err != nil || len(b) > cluster.MaxMessage {
+			t.Errorf("%T: %d bytes, %v", answer, len(b), err)
+		}
+	}
+}
+
+func FuzzUnpack(f *testing.F) {
+	f.Add(pack(make([]uint32, ratelimit.DemandSeconds)))
+	f.Add([]byte{0xff})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		units, err := unpack(b)
+		if err != nil {
+			return
+		}
+		if again, err := unpack(pack(units)); err != nil || !slices.Equal(again, units) {
+			t.Errorf("%v, %v", again, err)
+		}
+	})
+}
+
+func TestQuestionsOfStrangers(t *testing.T) {
+	t.Parallel()
+	nodes, _ := newNodes(t, two)
+	for _, q := range []string{"", "{}", `{"op":"state"`, `{"op":"usage","bucket":"nothing"}`, `{"op":"what","bucket":"upload"}`} {
+		if _, err := nodes[0].Handler().Answer(t.Context(), 1, []byte(q)); err == nil {
+			t.Errorf("%q has an answer", q)
+		}
+	}
+	if _, err := nodes[0].Handler().Answer(t.Context(), 1, []byte(`{"op":"state","newer":1}`)); err != nil {
+		t.Errorf("a question of a newer version: %v", err)
+	}
+}
