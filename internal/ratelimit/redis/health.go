@@ -142,7 +142,7 @@ func (s *Store) recover(ctx context.Context) {
 	}
 	s.careful.Store(int64(s.clock.Now().Add(carefulFor)))
 	s.breaker.set(closed)
-	s.log.Info("rate limits: Redis answers probes, it is asked again", slog.Int("nodes", s.live()))
+	s.log.Debug("rate limits: Redis answers probes, it is asked again", slog.Int("nodes", s.live()))
 	// What Redis lost comes back key by key as they are asked for, and the rest here.
 	if err := s.settle(ctx, true); err != nil && ctx.Err() == nil {
 		s.outage.failed(reasonOf(err), err, s.live())

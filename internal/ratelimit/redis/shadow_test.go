@@ -94,7 +94,7 @@ func TestShares(t *testing.T) {
 				}
 			}
 			if got != test.alone {
-				t.Errorf("%s, %v: %d of %d for one of %d that had %d of %d: got %d, want %d", test.name, a, got, test.limit, test.nodes, test.own, test.heard, got, test.alone)
+				t.Errorf("%s, %v: %d of a limit of %d, want %d", test.name, a, got, test.limit, test.alone)
 			}
 			// All of it is owed, once, and only as long as its window counts.
 			c, ok := s.claim(it, begin, 1)

@@ -161,7 +161,7 @@ func (s *Store) run(ctx context.Context, ops []op) error {
 		s.failures.Add(1)
 		s.failed.Store(&ops[0].key)
 		if s.breaker.report(received, true) {
-			s.log.Warn("rate limits: too many calls to Redis fail, it is not asked until it answers probes",
+			s.log.Debug("rate limits: too many calls to Redis fail, it is not asked until it answers probes",
 				slog.String("reason", reasonOf(err)))
 		}
 		return err
