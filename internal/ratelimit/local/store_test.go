@@ -291,7 +291,7 @@ func TestDelayedCallIsNotAStepBack(t *testing.T) {
 }
 
 func TestMemoryPerKey(t *testing.T) {
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		t.Skip("fills a million keys")
 	}
 	const keys = DefaultMaxKeys
@@ -317,11 +317,11 @@ func TestMemoryPerKey(t *testing.T) {
 
 // Five million invented addresses against a bound of 200,000 keys.
 func TestInventedSubjects(t *testing.T) { // not parallel: it weighs the heap
-	subjects := 5_000_000
+	subjects, bound := 5_000_000, 200_000
 	if raceEnabled {
-		subjects = 500_000 // more than the bound too, and ten times slower
+		subjects, bound = 100_000, 20_000 // ten times slower each
 	}
-	ratelimittest.RunInvented(t, subjects, 200_000, 64, func(t *testing.T, maxKeys int) ratelimit.Store {
+	ratelimittest.RunInvented(t, subjects, bound, 64, func(t *testing.T, maxKeys int) ratelimit.Store {
 		return newStore(t, Config{MaxKeys: maxKeys})
 	})
 }
