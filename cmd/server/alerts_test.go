@@ -169,6 +169,7 @@ func TestAlertsAreExplained(t *testing.T) {
 // metricHubs are the settings of hubs that have, all together, every metric of the program.
 var metricHubs = []map[string]string{
 	{"CLUSTER_PEERS": "127.0.0.1:1", "CLUSTER_BIND": "127.0.0.1:0", "RATE_LIMIT_MAX_KEYS": "1000"},
+	{"RATE_LIMIT_BACKEND": "redis", "RATE_LIMIT_REDIS_URL": "redis://127.0.0.1:1", "RATE_LIMIT_MAX_KEYS": "1000"},
 	{"RATE_LIMIT_MAX_KEYS": "1000"},
 }
 
