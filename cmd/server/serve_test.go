@@ -97,7 +97,7 @@ func TestOperatorTokens(t *testing.T) {
 }
 
 // stopOrder is the order in which a node ends its parts: each stands on those after it.
-var stopOrder = []string{"http", "jobs", "deliveries", "uploads", "activities", "usage", "directory"}
+var stopOrder = []string{"http", "jobs", "deliveries", "uploads", "activities", "refusals", "usage", "directory"}
 
 // A node that is asked to stop under load answers what it has begun, delivers what it has in hand, and leaves nothing
 // running. Not parallel: it counts goroutines.

@@ -8,7 +8,9 @@ import (
 	"hash/crc32"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +22,7 @@ import (
 
 // book is an audit log in memory. One that is stuck writes nothing until its context ends.
 type book struct {
+	mu      sync.Mutex
 	records []tenants.Entry
 	stuck   bool
 }
@@ -29,8 +32,17 @@ func (b *book) Audit(ctx context.Context, _ tenants.Actor, e tenants.Entry) erro
 		<-ctx.Done()
 		return ctx.Err()
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.records = append(b.records, e)
 	return nil
+}
+
+// written is what was recorded so far.
+func (b *book) written() []tenants.Entry {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.records)
 }
 
 var from = netip.MustParseAddr("192.0.2.1")
@@ -87,23 +99,23 @@ func TestRefusalsAreCapped(t *testing.T) {
 		r.OperatorToken(d, unknown, ErrUnknown, from, "req_2")
 		r.OperatorToken(d, "not a token", ErrUnknown, from, "req_3")
 		synctest.Wait()
-		if len(b.records) != 2 || b.records[0].ResourceID != d.id.String() || len(b.records[1].ResourceID) != 16 {
-			t.Errorf("records: %+v", b.records)
+		if len(b.written()) != 2 || b.written()[0].ResourceID != d.id.String() || len(b.written()[1].ResourceID) != 16 {
+			t.Errorf("records: %+v", b.written())
 		}
 		for range 1000 {
 			r.OperatorToken(d, unknown, ErrUnknown, from, "")
 		}
 		synctest.Wait()
-		if len(b.records) > refusalRecordsBurst {
-			t.Errorf("%d records at once", len(b.records))
+		if len(b.written()) > refusalRecordsBurst {
+			t.Errorf("%d records at once", len(b.written()))
 		}
 		time.Sleep(leftOutEvery)
 		synctest.Wait()
-		last := b.records[len(b.records)-1]
+		last := b.written()[len(b.written())-1]
 		if last.Action != "left_out" || last.After.(map[string]any)["records"] != int64(1002-refusalRecordsBurst) {
 			t.Errorf("the last record: %+v", last)
 		}
-		all, err := json.Marshal(b.records)
+		all, err := json.Marshal(b.written())
 		if err != nil || strings.Contains(string(all), unknown) || strings.Contains(string(all), known) {
 			t.Errorf("a token is in the audit log: %s, %v", all, err)
 		}
