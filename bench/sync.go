@@ -12,7 +12,10 @@ import (
 )
 
 const (
-	syncLimit  = 100 // a second, of each key
+	// Limits of each key, a second. One request is too little of the first to be told within its window (limit / (32 nodes)), and
+	// enough of the second.
+	syncLimit, syncTold = 100, 50
+
 	syncWarmUp = 3 * time.Second
 	syncFor    = 5 * time.Second
 
@@ -22,12 +25,19 @@ const (
 
 // sync has one node of three check 100,000 keys once a second each, and measures what the three do beside that.
 func (b *bench) sync(ctx context.Context) error {
+	if err := b.syncOf(ctx, syncLimit, true); err != nil {
+		return err
+	}
+	return b.syncOf(ctx, syncTold, false)
+}
+
+func (b *bench) syncOf(ctx context.Context, limit int64, judged bool) error {
 	clock := newClock()
 	alone, err := local.New(local.Config{Clock: clock})
 	if err != nil {
 		return err
 	}
-	base, err := active(ctx, alone, clock, func() {})
+	base, err := active(ctx, alone, clock, limit, func() {})
 	if err != nil {
 		return err
 	}
@@ -41,7 +51,7 @@ func (b *bench) sync(ctx context.Context) error {
 	}
 	defer background(ctx, loops...)()
 	var before int64
-	share, err := active(ctx, mesh[0], clock, func() { before = mesh[0].bytes.Load() })
+	share, err := active(ctx, mesh[0], clock, limit, func() { before = mesh[0].bytes.Load() })
 	if err != nil {
 		return err
 	}
@@ -51,18 +61,22 @@ func (b *bench) sync(ctx context.Context) error {
 	if v := judge([]float64{share}, mostSyncShare, false); verdict == "met" {
 		verdict = v
 	}
+	target := fmt.Sprintf("≤ %.1f MB/s, ≤ %.0f %%", mostSyncBytes/1e6, 100*mostSyncShare)
+	if !judged {
+		target, verdict = "–", "no target of its own"
+	}
 	b.add(row{
-		work:     "sync loop, 100,000 keys active on one of 3 nodes, 1 request a second each of 100",
+		work:     fmt.Sprintf("sync loop, 100,000 keys active on one of 3 nodes, 1 request a second each of %d", limit),
 		measured: fmt.Sprintf("%.1f MB/s, %.0f %% of a core over all three", bytes/1e6, 100*share),
 		beside:   fmt.Sprintf("the checks alone: %.0f %% of a core", 100*base),
-		target:   fmt.Sprintf("≤ %.1f MB/s, ≤ %.0f %%", mostSyncBytes/1e6, 100*mostSyncShare), verdict: verdict,
+		target:   target, verdict: verdict,
 	})
 	return nil
 }
 
 // active checks the keys in turn, and returns the part of a core that this process uses meanwhile, after a warm-up.
-func active(ctx context.Context, store ratelimit.Store, clock ratelimit.Clock, warm func()) (share float64, err error) {
-	p := policy(syncLimit, time.Second)
+func active(ctx context.Context, store ratelimit.Store, clock ratelimit.Clock, limit int64, warm func()) (share float64, err error) {
+	p := policy(limit, time.Second)
 	items := make([]ratelimit.Item, manyKeys)
 	for i := range items {
 		items[i] = ratelimit.Item{Key: key(i + 1), Policy: p}
