@@ -12,6 +12,8 @@ VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev
 LDFLAGS  := -s -w -X main.version=$(VERSION)
 ARGS     ?=
 PKG      ?= ./...
+# What weighs memory, and accuracy in simulated time, say nothing under the race detector: these run once more without it.
+UNRACED  := ./internal/ratelimit/local ./internal/ratelimit/cluster
 BENCH    ?= .
 FUZZTIME ?= 10s
 
@@ -45,8 +47,9 @@ promtool: ## Find promtool for the tests of the alert rules, or fetch it (apt as
 	@scripts/fetch-promtool
 
 .PHONY: test
-test: postgres browser redis promtool ## Run every test with the race detector, on a private Postgres (PKG=./internal/activity to narrow)
+test: postgres browser redis promtool ## Run every test with the race detector, and limits again without it, on a private Postgres (PKG=./internal/activity to narrow)
 	@$(GO) run ./migrations/pgtest/withpg -- $(GO) test -race -timeout 20m $(PKG)
+	@$(if $(filter ./...,$(PKG)),$(GO) test $(UNRACED))
 
 .PHONY: e2e
 e2e: postgres browser redis promtool ## Only the tests of the whole program: newcomer's path, stops, kills, outages, pages in a real browser
