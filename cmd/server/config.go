@@ -331,7 +331,7 @@ var settings = []setting{
 			}
 			return setRateLimits(c, string(b))
 		}},
-	{name: "RATE_LIMIT_MAX_KEYS", def: "1000000", doc: "Subjects whose budgets this node keeps apart, about 64 bytes each; beyond that newcomers share budgets.",
+	{name: "RATE_LIMIT_MAX_KEYS", def: "1000000", doc: "Subjects whose budgets this node keeps apart, about 64 bytes each (at Redis 200, for when it is away); beyond that newcomers share budgets.",
 		set: intBetween(func(c *Config) *int { return &c.RateLimitMaxKeys }, 1000, 1<<30)},
 	{name: "RATE_LIMIT_TELL_TIME", def: "false", doc: "For `server loadtest limits`: `true` adds to limited answers when they were decided, by the clock that numbers the windows (`Converger-Decided-At`, Unix milliseconds).",
 		set: boolean(func(c *Config) *bool { return &c.RateLimitTell })},

@@ -93,20 +93,12 @@ const redisPatience = 2 * time.Second
 // startCounters has what the other nodes have counted brought here, so that a start does not loosen a limit, and
 // starts the exchange with them.
 func (h *hub) startCounters(ctx context.Context, life *lifetimes) {
-	asking, cancel := context.WithTimeout(ctx, countersPatience)
-	defer cancel()
 	ask := func(sync func(context.Context) error) {
+		asking, cancel := context.WithTimeout(ctx, countersPatience)
+		defer cancel()
 		if err := sync(asking); err != nil && ctx.Err() == nil {
 			h.log.Warn("counts of other nodes could not be had: limits are looser for a window", slog.Any("error", err))
 		}
-	}
-	if h.shared != nil {
-		ask(h.shared.Sync)
-		life.start("rate limit reports", h.shared.Run)
-	}
-	if h.owned != nil {
-		ask(h.owned.Sync)
-		life.start("rate limit owners", h.owned.Run)
 	}
 	if h.remote != nil {
 		joining, cancel := context.WithTimeout(ctx, redisPatience)
@@ -116,6 +108,14 @@ func (h *hub) startCounters(ctx context.Context, life *lifetimes) {
 		}
 		cancel()
 		life.start("rate limits at Redis", h.remote.Run)
+	}
+	if h.shared != nil {
+		ask(h.shared.Sync)
+		life.start("rate limit reports", h.shared.Run)
+	}
+	if h.owned != nil { // the last: what it takes over is current for a moment only
+		ask(h.owned.Sync)
+		life.start("rate limit owners", h.owned.Run)
 	}
 	if h.node != nil {
 		h.node.Open()

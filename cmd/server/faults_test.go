@@ -383,7 +383,9 @@ func TestGuessesAndHaltsAndWrongClocks(t *testing.T) {
 	if verified < 5 || verified > most || wrong != verified {
 		t.Errorf("%d of %d guesses were verified and %d said to be wrong, want 5; %v decided without the owner; answers by node: %v", verified, guesses, wrong, alone, byNode)
 	}
-	unlocked(t, f.nodes[0], "10.9.0.1", "ada@example.com", passwords["ada@example.com"], began, window)
+	if alone == 0 { // else the owner may not know of all five
+		unlocked(t, f.nodes[0], "10.9.0.1", "ada@example.com", passwords["ada@example.com"], began, window)
+	}
 
 	// The owner of the account is the one that asks nobody about it.
 	const asked = "converger_rate_limit_owner_checks_total"

@@ -106,7 +106,8 @@ func (r *Refusals) Run(ctx context.Context) error {
 		case <-tick.C:
 			r.sayLeftOut(ctx)
 		case <-ctx.Done():
-			ctx = context.WithoutCancel(ctx)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), auditTimeout)
+			defer cancel()
 			for {
 				select {
 				case x := <-r.queue:
@@ -129,7 +130,7 @@ func (r *Refusals) sayLeftOut(ctx context.Context) {
 }
 
 func (r *Refusals) write(ctx context.Context, x refusal) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), auditTimeout)
+	ctx, cancel := context.WithTimeout(ctx, auditTimeout)
 	defer cancel()
 	if err := r.audit.Audit(ctx, x.by, x.entry); err != nil {
 		r.log.ErrorContext(ctx, "a refusal is not in the audit log", "action", x.entry.Action, "error", err)

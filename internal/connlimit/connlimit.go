@@ -85,6 +85,9 @@ func (l *Limiter) Snapshot() Snapshot {
 func (l *Limiter) admit(addr netip.Addr) (client netip.Addr, reason Reason, ok bool) {
 	client = ratelimit.Network(addr)
 	exempt := !addr.IsValid() || l.Exempt != nil && l.Exempt(addr)
+	if exempt { // its connections are not its neighbours' in the same /64
+		client = addr
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.clients[client]

@@ -205,7 +205,15 @@ func TestNoCaps(t *testing.T) {
 func TestAddresses(t *testing.T) {
 	t.Parallel()
 	ip := netip.MustParseAddr
-	l := newLimiter(t, Config{PerAddress: 2, Total: 100, Exempt: func(a netip.Addr) bool { return a == ip("192.0.2.9") }})
+	l := newLimiter(t, Config{PerAddress: 2, Total: 100, Exempt: func(a netip.Addr) bool { return a == ip("192.0.2.9") || a == ip("2001:db8::9") }})
+	var proxy []netip.Addr
+	for range 3 {
+		client, _, ok := l.admit(ip("2001:db8::9"))
+		if !ok {
+			t.Fatal("an exempt IPv6 address is refused")
+		}
+		proxy = append(proxy, client)
+	}
 	for i := range 2 {
 		for _, a := range []string{"192.0.2.1", "2001:db8::1", "2001:db8:0:1::1"} {
 			if _, _, ok := l.admit(ip(a)); !ok {
@@ -217,6 +225,9 @@ func TestAddresses(t *testing.T) {
 		if _, reason, ok := l.admit(ip(a)); ok || reason != OverAddress {
 			t.Errorf("one more of %s is admitted", a)
 		}
+	}
+	for _, client := range proxy { // which counted beside those of its /64
+		l.leave(client)
 	}
 	var from []netip.Addr
 	for range 94 {

@@ -137,7 +137,7 @@ const (
 	// goodbyeBytes is how much of a request is read and forgotten.
 	goodbyeBytes = 256 << 10
 	// hastyWrite bounds the writing of an answer that nobody waits for: it fits into the empty buffer of a new socket.
-	hastyWrite = time.Millisecond
+	hastyWrite = 50 * time.Millisecond
 )
 
 // dismiss tells a client that it is refused and closes the connection. It does not wait for the client.

@@ -23,7 +23,7 @@ const starvedFiles = 40
 func serveStarved() {
 	limit := syscall.Rlimit{Cur: starvedFiles, Max: starvedFiles}
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		fmt.Println("error", err)
+		fmt.Println("skip", err)
 		return
 	}
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
@@ -68,8 +68,11 @@ func TestOutOfDescriptors(t *testing.T) {
 	out := bufio.NewReader(stdout)
 	line, err := out.ReadString('\n')
 	addr := strings.TrimSpace(line)
+	if strings.HasPrefix(addr, "skip") {
+		t.Skipf("the number of open files can't be limited here: %s", addr)
+	}
 	if err != nil || strings.HasPrefix(addr, "error") {
-		t.Skipf("no server: %q %v", line, err)
+		t.Fatalf("no server: %q %v", line, err)
 	}
 	first := dial(t, "127.0.0.1", addr)
 	if got := ask(t, first); got != served {

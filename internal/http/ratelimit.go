@@ -175,7 +175,7 @@ func limitProblem(d ratelimit.Decision) *problem {
 		code: codeRateLimited, detail: string(d.AppendDetail(nil)),
 		extra: &limitDetail{
 			Bucket: d.Policy.Bucket().String(), Limit: uint64(d.Policy.Limit()), ScaleMS: int64(d.Policy.ScaleMs()),
-			RetryAfterMS: int64(d.WaitMs),
+			RetryAfterMS: int64(d.RetryAfterMs()),
 		},
 	}
 	return p.retryAfter(d.RetryAfterSeconds())
@@ -220,7 +220,7 @@ func (s *server) appendRefusal(b []byte, requestID string, d ratelimit.Decision)
 	b = append(b, `,"scale_ms":`...)
 	b = strconv.AppendUint(b, uint64(p.ScaleMs()), 10)
 	b = append(b, `,"retry_after_ms":`...)
-	b = strconv.AppendUint(b, uint64(d.WaitMs), 10)
+	b = strconv.AppendUint(b, uint64(d.RetryAfterMs()), 10)
 	return append(b, '}')
 }
 

@@ -5,14 +5,19 @@ import (
 	"time"
 )
 
+// RetryAfterMs is how many milliseconds a refused caller is told to wait: at most
+// one window. After a change of policy more than that may be in debt.
+func (d Decision) RetryAfterMs() uint32 {
+	if d.Policy != nil {
+		return min(d.WaitMs, d.Policy.WindowMs())
+	}
+	return d.WaitMs
+}
+
 // RetryAfterSeconds is the value of Retry-After for a refusal: rounded up, at
 // least 1, at most one window (in whole seconds, rounded up).
 func (d Decision) RetryAfterSeconds() int64 {
-	s := max(ceilSeconds(d.WaitMs), 1)
-	if d.Policy != nil {
-		s = min(s, max(ceilSeconds(d.Policy.WindowMs()), 1))
-	}
-	return s
+	return max(ceilSeconds(d.RetryAfterMs()), 1)
 }
 
 func ceilSeconds(ms uint32) int64 { return max((int64(ms)+999)/1000, 1) }

@@ -231,7 +231,11 @@ func (l *Limiter) Peek(ctx context.Context, now Instant, it Item) (Usage, error)
 	return l.store.Peek(ctx, now, it)
 }
 
-// Reset forgets what was spent on a key.
-func (l *Limiter) Reset(ctx context.Context, now Instant, k Key) error {
-	return l.store.Reset(ctx, now, k)
+// Reset forgets what was spent on a key of a bucket.
+func (l *Limiter) Reset(ctx context.Context, now Instant, b Bucket, k Key) error {
+	s := l.store
+	if r, ok := s.(*Router); ok { // a key does not tell its bucket
+		s = r.stores[b]
+	}
+	return s.Reset(ctx, now, k)
 }

@@ -9,9 +9,9 @@
 // hands what is known to nodes that join, and asks for it; wire.go holds the format.
 //
 // It may import ratelimit, ratelimit/local and the membership in internal/cluster;
-// prometheus comes through an injected Registerer. Store.Run owns two goroutines,
-// one that reports and one that asks peers for their counts when a connection was
-// made anew; messages are taken in by the goroutines of the node's connections.
+// prometheus comes through an injected Registerer. Store.Run owns three goroutines,
+// one that reports, one that asks peers for their counts when a connection was made
+// anew, and one that asks for those of a key whose policy has changed; messages are taken in by the goroutines of the node's connections.
 //
 // Nothing fails a check. A message that is lost leaves the others with an older
 // picture until the next one; a connection that breaks has both sides tell and ask

@@ -271,10 +271,17 @@ func (s *Store) activate(link uint32, u *usage) {
 	}
 	pl := &s.pools[link>>entryBits]
 	pl.mu.Lock()
-	if !u.dead && u.lists.Or(activeBit)&activeBit == 0 {
+	if s.lives(link, u) && u.lists.Or(activeBit)&activeBit == 0 {
 		pl.active = append(pl.active, link)
 	}
 	pl.mu.Unlock()
+}
+
+// lives tells that a usage is still that of the entry by which a check found it: it may have been freed since, and be
+// another key's by now. The pool is locked.
+func (s *Store) lives(link uint32, u *usage) bool {
+	e, _, _ := s.entry(link)
+	return !u.dead && s.usage(link, e) == u
 }
 
 // hurry queues a key for an early report.
@@ -285,7 +292,7 @@ func (s *Store) hurry(link uint32, u *usage) {
 	n := link >> entryBits
 	pl := &s.pools[n]
 	pl.mu.Lock()
-	queue := !u.dead && u.lists.Or(queuedBit)&queuedBit == 0
+	queue := s.lives(link, u) && u.lists.Or(queuedBit)&queuedBit == 0
 	if queue {
 		pl.due = append(pl.due, link)
 	}

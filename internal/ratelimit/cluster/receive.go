@@ -111,6 +111,9 @@ func (s *Store) Handler() cluster.Handler {
 			_ = s.receive(from, m.Body, s.clock.Now())
 		},
 		Answer: func(ctx context.Context, _ cluster.ID, request []byte) ([]byte, error) {
+			if keys, ok := readStateRequest(request); ok {
+				return s.stateOfKeys(keys), nil
+			}
 			k, err := readReset(request)
 			if err != nil {
 				return nil, err
@@ -195,6 +198,20 @@ func (s *Store) take(p *peer, slot int, rec *record, kind byte, now ratelimit.In
 		p.outlives(rec.shape.WindowStart(rec.win + 2))
 	}
 	m := rec.register
+	if shape != rec.shape.Shape() && s.idle(link, shape, now) && s.Adopt(rec.key, rec.shape, now) {
+		if s.Detach(rec.key, link) {
+			s.Freed(link)
+		}
+		if link = s.attach(rec.key); link == 0 {
+			s.m.dropped("full")
+			return
+		}
+		if c, ok = s.Counter(rec.key); !ok {
+			return
+		}
+		shape = rec.shape.Shape()
+		s.Changed(rec.key) // others may have told more of it already
+	}
 	if shape != rec.shape.Shape() {
 		// The policy has changed, there or here: for a moment the use is what counts.
 		mine := ratelimit.FromShape(shape)
@@ -229,6 +246,24 @@ func (s *Store) take(p *peer, slot int, rec *record, kind byte, now ratelimit.In
 	for _, o := range rec.others {
 		s.takeOther(rec, o, shape, now)
 	}
+}
+
+// idle tells that nothing that peers said of a key under a shape still counts.
+func (s *Store) idle(link uint32, shape uint64, now ratelimit.Instant) bool {
+	if shape == 0 {
+		return false
+	}
+	p := ratelimit.FromShape(shape)
+	near, _ := p.Window(now)
+	_, ch, i := s.entry(link)
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	for j := range ch.of(i) {
+		if r := ch.of(i)[j].load(near); r.live(&p, now) {
+			return false
+		}
+	}
+	return true
 }
 
 // inShape is a window's count in the unit of another policy.
@@ -336,6 +371,24 @@ func (s *Store) state(send func(piece []byte) error) error {
 	return nil
 }
 
+// stateOfKeys is the state of some keys.
+func (s *Store) stateOfKeys(keys []ratelimit.Key) []byte {
+	now := s.clock.Now()
+	s.out.Lock()
+	defer s.out.Unlock()
+	s.send()
+	s.begin(kindState, now)
+	s.w.kind = kindState
+	for _, k := range keys {
+		if c, ok := s.Counter(k); ok {
+			s.stateOf(c, now)
+		}
+	}
+	b := s.w.b
+	s.w.b = nil
+	return b
+}
+
 // stateOf adds a counter to a state, if it still bears on what is admitted.
 func (s *Store) stateOf(c local.Counter, now ratelimit.Instant) {
 	state, shape := c.Load()
@@ -410,6 +463,47 @@ func (s *Store) Sync(ctx context.Context) error {
 const (
 	resyncTimeout = 5 * time.Second
 	resyncPause   = time.Second
+)
+
+// inquire asks peers what they have of keys whose policy has changed here: what they
+// told under the new one, while this node still counted under the old one, was of no use
+// to it.
+func (s *Store) inquire(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case k := <-s.changed:
+			s.inquireOf(ctx, append(make([]ratelimit.Key, 0, 8), k))
+		}
+	}
+}
+
+// inquireOf asks for some keys, and those that wait.
+func (s *Store) inquireOf(ctx context.Context, keys []ratelimit.Key) {
+	for len(keys) < maxAsked && len(s.changed) > 0 {
+		keys = append(keys, <-s.changed)
+	}
+	ctx, cancel := context.WithTimeout(ctx, inquiryTimeout)
+	defer cancel()
+	request := stateRequest(keys)
+	var wg sync.WaitGroup
+	for _, p := range s.network.View().Peers {
+		if p.Standing == cluster.Visible {
+			wg.Go(func() {
+				// One that does not answer tells all the same with its next report.
+				if answer, err := s.network.Call(ctx, p.ID, Topic, request); err == nil {
+					_ = s.receive(p.ID, answer, s.clock.Now()) // what can't be read is counted
+				}
+			})
+		}
+	}
+	wg.Wait()
+}
+
+const (
+	inquiryTimeout = time.Second
+	maxInquiries   = 4096 // keys that wait for it
 )
 
 // resync asks peers for their state when connections were made anew.

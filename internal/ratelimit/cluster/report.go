@@ -20,6 +20,7 @@ func (s *Store) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { s.resync(ctx) })
+	wg.Go(func() { s.inquire(ctx) })
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {

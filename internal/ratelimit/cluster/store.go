@@ -76,7 +76,8 @@ type Store struct {
 	epochs  atomic.Uint32
 	pending atomic.Uint64 // pools with early reports queued
 	wake    chan struct{}
-	behind  chan struct{} // a peer's state must be asked for
+	behind  chan struct{}      // a peer's state must be asked for
+	changed chan ratelimit.Key // peers must be asked for what they have of a key
 
 	peersMu sync.Mutex // guards the assignment of slots; never taken on the path of a check
 	slotOf  map[cluster.ID]int
@@ -123,7 +124,7 @@ func New(c Config) (*Store, error) {
 	}
 	s := &Store{
 		network: c.Network, clock: c.Clock, interval: c.SyncInterval, full: c.FullOnSplit, plain: c.Plain, log: c.Logger,
-		wake: make(chan struct{}, 1), slotOf: map[cluster.ID]int{}, synced: map[cluster.ID]uint64{}, behind: make(chan struct{}, 1),
+		wake: make(chan struct{}, 1), slotOf: map[cluster.ID]int{}, synced: map[cluster.ID]uint64{}, behind: make(chan struct{}, 1), changed: make(chan ratelimit.Key, maxInquiries),
 	}
 	if s.interval == 0 {
 		s.interval = DefaultSyncInterval
@@ -394,8 +395,20 @@ func (s *Store) Rolled(link uint32, word uint64) {
 	}
 }
 
+// Changed implements local.Peers: what the others told under the new policy, while this
+// node still counted under the old one, was of no use to it, so they are asked.
+func (s *Store) Changed(k ratelimit.Key) {
+	if s.table.Load().n == 1 {
+		return
+	}
+	select {
+	case s.changed <- k:
+	default: // so many at once: their next reports tell
+	}
+}
+
 // Convert implements local.Peers. Every node converts its own count; what the
-// peers have follows in their next reports, and is converted here until then.
+// peers have is asked for, and is converted here until it comes.
 func (s *Store) Convert(link uint32, shape uint64, p *ratelimit.Policy, state ratelimit.State, now ratelimit.Instant) ratelimit.State {
 	e, c, i := s.entry(link)
 	u := s.used(link, e)

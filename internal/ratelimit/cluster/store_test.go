@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"runtime"
 	"slices"
@@ -817,4 +818,58 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("no series of drops for the reason %s", name)
 		}
 	}
+}
+
+// After a change of scale or algorithm a node that had used the key before, and serves nobody until another has spent the
+// new budget, does not hand it out again: it asks when it first applies the new policy.
+func TestChangedPolicyIsOneBudget(t *testing.T) {
+	t.Parallel()
+	rules := []ratelimit.Rule{
+		{Limit: 100, Scale: time.Second},
+		{Limit: 30, Scale: time.Hour},
+		{Limit: 30, Scale: time.Hour, Algorithm: ratelimit.SlidingWindow},
+		{Limit: 6, Scale: 10 * time.Minute, Burst: 30, Algorithm: ratelimit.TokenBucket},
+		{Limit: 12, Scale: 10 * time.Minute, Burst: 30, Algorithm: ratelimit.TokenBucket},
+	}
+	for _, from := range rules {
+		for _, to := range rules[1:] {
+			if from == to {
+				continue
+			}
+			for _, quiet := range []time.Duration{300 * time.Millisecond, 5 * time.Second} {
+				s := newSim(t, 3, conditions{latency: lan})
+				before, after := item(newPolicy(t, from), 1), item(newPolicy(t, to), 1)
+				for _, n := range s.nodes {
+					spend(t, n, s.now, before, 1)
+				}
+				s.run(700*time.Millisecond, nil)
+				admitted := spend(t, s.nodes[0], s.now, after, 60)
+				hear := func(n *node, _ ratelimit.Instant) {
+					for len(n.changed) > 0 {
+						n.inquireOf(t.Context(), nil)
+					}
+				}
+				s.run(quiet, hear)
+				for _, n := range s.nodes[1:] {
+					admitted += spend(t, n, s.now, after, 1) // a request by which it learns of the new policy
+					hear(n, s.now)
+					admitted += spend(t, n, s.now, after, 60)
+					s.run(quiet, hear)
+				}
+				if admitted < 26 || admitted > 30+2 {
+					t.Errorf("%v, then %v, %s later: %d admitted, want 27 to 32", before.Policy.Rule(), after.Policy.Rule(), quiet, admitted)
+				}
+			}
+		}
+	}
+}
+
+func FuzzStateRequest(f *testing.F) {
+	f.Add(stateRequest([]ratelimit.Key{{Hi: 3, Lo: 4}, {Hi: 5, Lo: 6}}))
+	f.Add(resetRequest(ratelimit.Key{Hi: 3, Lo: 4}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if keys, ok := readStateRequest(b); ok && !bytes.Equal(stateRequest(keys), b) {
+			t.Errorf("%x is read as %v", b, keys)
+		}
+	})
 }

@@ -20,7 +20,8 @@ import (
 //	           prev(uvarint, windows only) demand(2, the upper half of a float32)
 //	others   = n(uvarint) n times: id(8) batch(4) win count(uvarint) prev(uvarint)
 //
-// A request asks for a reset: version key(16). Its answer is empty.
+// A request asks for a reset: version key(16), and its answer is empty; or for what is
+// known of some keys: version kindState key(16)*, and its answer is a state.
 //
 // In a state a window's record is followed by what other nodes that the asker can't
 // hear were known to have spent of it.
@@ -241,6 +242,35 @@ func (r *reader) units() uint32 { return min(r.u32(), ratelimit.MaxLimit) }
 func resetRequest(k ratelimit.Key) []byte {
 	b := binary.LittleEndian.AppendUint64([]byte{wireVersion}, k.Hi)
 	return binary.LittleEndian.AppendUint64(b, k.Lo)
+}
+
+// maxAsked bounds the keys of one question.
+const maxAsked = 512
+
+func stateRequest(keys []ratelimit.Key) []byte {
+	b := make([]byte, 0, 2+16*len(keys))
+	b = append(b, wireVersion, kindState)
+	for _, k := range keys {
+		b = binary.LittleEndian.AppendUint64(b, k.Hi)
+		b = binary.LittleEndian.AppendUint64(b, k.Lo)
+	}
+	return b
+}
+
+// readStateRequest reports false for what is no such request.
+func readStateRequest(b []byte) ([]ratelimit.Key, bool) {
+	if len(b) < 2 || len(b)%16 != 2 || len(b)/16 > maxAsked || b[0] != wireVersion || b[1] != kindState {
+		return nil, false
+	}
+	keys := make([]ratelimit.Key, 0, len(b)/16)
+	for r := (reader{b: b[2:]}); len(r.b) > 0; {
+		k := ratelimit.Key{Hi: r.fixed(8), Lo: r.fixed(8)}
+		if k.Hi < 2 {
+			return nil, false
+		}
+		keys = append(keys, k)
+	}
+	return keys, true
 }
 
 func readReset(b []byte) (ratelimit.Key, error) {

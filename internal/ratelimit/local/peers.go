@@ -37,6 +37,9 @@ type Peers interface {
 	// Emptied is told that a counter kept under a shape was set to nothing used.
 	// The shard is locked.
 	Emptied(link uint32, shape uint64)
+	// Changed is told that a check applies another policy to a counter that is there,
+	// before it is converted. The shard is locked.
+	Changed(k ratelimit.Key)
 	// Convert turns the own state of a counter into one under another policy, as
 	// Policy.Convert does. The shard is locked.
 	Convert(link uint32, shape uint64, p *ratelimit.Policy, s ratelimit.State, now ratelimit.Instant) ratelimit.State
@@ -167,6 +170,25 @@ func (s *Store) Attach(k ratelimit.Key, alloc func() uint32) (Counter, uint32, b
 		c.mark.Add(uint64(link)) // nobody else changes the lower half
 	}
 	return c, link, true
+}
+
+// Adopt keeps a counter in which nothing is left to remember under p's shape from here
+// on. It reports false when there is something, or no such counter.
+func (s *Store) Adopt(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instant) bool {
+	mu := s.lockOf(k)
+	mu.Lock()
+	defer mu.Unlock()
+	c, ok := s.Counter(k)
+	if !ok {
+		return false
+	}
+	if shape := c.sl.shape.Load(); shape != p.Shape() {
+		if !ratelimit.Over(shape, c.sl.word.Load(), now) {
+			return false
+		}
+		s.settle(c.ref, p, now)
+	}
+	return true
 }
 
 // Detach takes a link from its counter; true means that the counter no longer

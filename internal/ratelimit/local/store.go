@@ -327,6 +327,9 @@ func (s *Store) prepare(sh *shard, k ratelimit.Key, p *ratelimit.Policy, now rat
 		}
 	}
 	if r.sl != nil {
+		if r.mark != nil && r.sl.shape.Load() != p.Shape() {
+			s.peers.Changed(k)
+		}
 		now = s.settle(r, p, now)
 		sh.mu.Unlock()
 		return r, now

@@ -136,7 +136,7 @@ func (o *Overview) answer(ctx context.Context, q question) (any, error) {
 	case opUsage:
 		return o.usage(ctx, b), nil
 	case opReset:
-		return struct{}{}, o.reset(ctx, b.Key)
+		return struct{}{}, o.reset(ctx, b)
 	case opDemand:
 		return o.demand(b), nil
 	}
@@ -192,11 +192,11 @@ func (o *Overview) call(ctx context.Context, to cluster.ID, request []byte, into
 	return json.Unmarshal(answer, into)
 }
 
-// reset forgets what was spent on a key, as far as this node is concerned.
-func (o *Overview) reset(ctx context.Context, k ratelimit.Key) error {
-	err := o.Limiter.Reset(ctx, o.Limiter.Now(), k)
+// reset forgets what was spent on a budget, as far as this node is concerned.
+func (o *Overview) reset(ctx context.Context, b Budget) error {
+	err := o.Limiter.Reset(ctx, o.Limiter.Now(), b.Bucket, b.Key)
 	if o.Login != nil {
-		o.Login.Forget(k)
+		o.Login.Forget(b.Key)
 	}
 	return err
 }
@@ -205,7 +205,7 @@ func (o *Overview) reset(ctx context.Context, k ratelimit.Key) error {
 func (o *Overview) Reset(ctx context.Context, b Budget) []From[struct{}] {
 	ctx, cancel := context.WithTimeout(ctx, resetPatience)
 	defer cancel()
-	return ask(ctx, o, resetPatience, b.question(opReset), func() (struct{}, error) { return struct{}{}, o.reset(ctx, b.Key) })
+	return ask(ctx, o, resetPatience, b.question(opReset), func() (struct{}, error) { return struct{}{}, o.reset(ctx, b) })
 }
 
 // Use is how much of a budget is used, as one node sees it.

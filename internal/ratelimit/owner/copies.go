@@ -252,5 +252,6 @@ func (s *Store) Sync(ctx context.Context) error {
 		})
 	}
 	wg.Wait()
+	s.joins.fetched()
 	return errors.Join(errs...)
 }

@@ -46,6 +46,13 @@ func (j *joins) begin(elders ring) {
 	j.going.Store(true)
 }
 
+// fetched begins the time of a join anew: the others are about to see this node.
+func (j *joins) fetched() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.until = time.Now().Add(joinGrace)
+}
+
 // got notes that an elder has handed over what is this node's.
 func (j *joins) got(from cluster.ID) {
 	j.mu.Lock()

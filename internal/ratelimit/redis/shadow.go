@@ -115,12 +115,17 @@ func (sh *shadowShard) room(most int, now ratelimit.Instant) bool {
 	}
 	sh.purged = now
 	for k, e := range sh.entries {
-		shape := e.policy.Shape()
-		if !e.settling && ratelimit.Over(shape, e.mine.Word, now) && ratelimit.Over(shape, e.heard.Word, now) {
+		if e.over(now) {
 			delete(sh.entries, k)
 		}
 	}
 	return len(sh.entries) < most
+}
+
+// over tells that an entry says no more than none would.
+func (e *entry) over(now ratelimit.Instant) bool {
+	shape := e.policy.Shape()
+	return !e.settling && ratelimit.Over(shape, e.mine.Word, now) && ratelimit.Over(shape, e.heard.Word, now)
 }
 
 // turn brings an entry into a policy's shape and, of windows, into the present one.
@@ -429,7 +434,8 @@ func (s *shadow) forget(k ratelimit.Key) {
 	sh.mu.Unlock()
 }
 
-// unsettled returns the budgets of a shard that have to be told to Redis: those that owe, or all that are not over.
+// unsettled returns the budgets of a shard that have to be told to Redis: those that owe, or all that are not over. It
+// drops those that are.
 func (s *shadow) unsettled(shard int, now ratelimit.Instant, failures uint32, all bool) []ratelimit.Item {
 	sh := &s.shards[shard]
 	sh.mu.Lock()
@@ -439,6 +445,8 @@ func (s *shadow) unsettled(shard int, now ratelimit.Instant, failures uint32, al
 		owes := count(e.owed)|e.owed.Prev != 0
 		switch {
 		case e.shared || e.settling:
+		case !owes && e.over(now):
+			delete(sh.entries, k)
 		case owes, all && e.failures != failures && !ratelimit.Over(e.policy.Shape(), e.heard.Word, now):
 			items = append(items, ratelimit.Item{Key: k, Policy: e.policy})
 		}
