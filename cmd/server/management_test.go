@@ -328,8 +328,8 @@ func TestManageByShell(t *testing.T) {
 		writer.call(t, 201, "POST", "/api/v1/conversations/"+talk+"/activities", `{"text":"`+line+`"}`)
 	}
 	says("Ada Example", "conversations", "list", "Acme", "--channel", ch, "--external-id", "ada")
-	if said := says("line 2", "conversations", "activities", "Acme", talk, "--limit", "2"); strings.Contains(said, "line 3") {
-		t.Errorf("more than two:\n%s", said)
+	if said := says("line 1", "conversations", "activities", "Acme", talk, "--limit", "2"); strings.Count(said, "line ") != 2 { // the second may be an echo
+		t.Errorf("not two:\n%s", said)
 	}
 	says("closed", "conversations", "close", "Acme", talk)
 	says(talk, "conversations", "list", "Acme", "--status", "closed")

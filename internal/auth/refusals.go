@@ -102,9 +102,9 @@ func (r *Refusals) Run(ctx context.Context) error {
 	for {
 		select {
 		case x := <-r.queue:
-			r.write(ctx, x)
+			r.write(context.WithoutCancel(ctx), x)
 		case <-tick.C:
-			r.sayLeftOut(ctx)
+			r.sayLeftOut(context.WithoutCancel(ctx))
 		case <-ctx.Done():
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), auditTimeout)
 			defer cancel()
