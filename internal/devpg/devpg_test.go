@@ -298,7 +298,7 @@ func TestFindVendored(t *testing.T) {
 	if err := os.MkdirAll(broken, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(broken, "initdb"), []byte("#!/bin/sh\nexit 127\n"), 0o755); err != nil {
+	if err := writeProgram(filepath.Join(broken, "initdb"), []byte("#!/bin/sh\nexit 127\n")); err != nil {
 		t.Fatal(err)
 	}
 	found, err := Find("", dir)
@@ -341,7 +341,7 @@ func fakeBinaries(t *testing.T, dir, version string) string {
 		t.Fatal(err)
 	}
 	for _, n := range []string{"initdb", "postgres"} {
-		if err := os.WriteFile(filepath.Join(dir, n), []byte("#!/bin/sh\necho \"$0 (PostgreSQL) "+version+"\"\n"), 0o755); err != nil {
+		if err := writeProgram(filepath.Join(dir, n), []byte("#!/bin/sh\necho \"$0 (PostgreSQL) "+version+"\"\n")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -449,10 +449,18 @@ func copyOfTest(t *testing.T) string {
 		t.Fatal(err)
 	}
 	path := filepath.Join(newDir(t), "helper")
-	if err := os.WriteFile(path, b, 0o755); err != nil {
+	if err := writeProgram(path, b); err != nil {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// writeProgram writes a file that can be executed at once. No process may be forked meanwhile: it would hold the file open
+// for writing until it executes its own program, and "text file busy" is what others get.
+func writeProgram(path string, b []byte) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, b, 0o755)
 }
 
 // The starter is killed with SIGKILL: its server goes too, and the next start finds the folder free and the data whole.
