@@ -339,7 +339,7 @@ func waitFor(t testing.TB, condition func() bool) {
 		if time.Now().After(deadline) {
 			t.Fatal("it did not happen in time")
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // looks again, until the deadline
 	}
 }
 

@@ -235,7 +235,7 @@ func TestReceiverThatHangs(t *testing.T) {
 	awaitWhole(t, nodes...)
 	before := got.Load()
 	for !a.Send(b.ID(), topic, body) {
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // until there is room in the queue
 	}
 	a.await(t, "the message", func(*cluster.View) bool { return got.Load() > before })
 }

@@ -140,6 +140,7 @@ func TestPairCut(t *testing.T) {
 	within(t, 2*time.Second, "the deaf one noticed", cut)
 	nodes[1].await(t, "2 of 3") // no connection lives long in one direction
 	within(t, 5*time.Second, "both noticed", cut)
+	// As long as it takes gossip to give up a member: what is heard one way must not come and go.
 	time.Sleep(max(0, 12*time.Second-time.Since(cut)))
 	if !strings.HasPrefix(nodes[2].view(), "3 of 3") {
 		t.Errorf("the third sees %s", nodes[2].view())

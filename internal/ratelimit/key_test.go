@@ -86,7 +86,7 @@ func FuzzNetwork(f *testing.F) {
 		a, okA := netip.AddrFromSlice(x)
 		b, okB := netip.AddrFromSlice(y)
 		if !okA || !okB {
-			t.Skip()
+			t.Skip("no addresses")
 		}
 		if byKey, byNetwork := h.IP(LoginIP, a) == h.IP(LoginIP, b), Network(a) == Network(b); byKey != byNetwork {
 			t.Errorf("%s and %s: one key %t, one network %t", a, b, byKey, byNetwork)

@@ -374,7 +374,7 @@ func FuzzRoundTrip(f *testing.F) {
 	now := time.Unix(1796016600, 0)
 	f.Fuzz(func(t *testing.T, body, key []byte, at uint16, flip byte) {
 		if len(key) == 0 || flip == 0 {
-			t.Skip()
+			t.Skip("nothing to sign with, or nothing to change")
 		}
 		change := func(b []byte) []byte {
 			out := bytes.Clone(b)
@@ -456,7 +456,7 @@ func FuzzStandardSecret(f *testing.F) {
 	f.Add("text")
 	f.Fuzz(func(t *testing.T, secret string) {
 		if secret == "" {
-			t.Skip() // no key
+			t.Skip("no key")
 		}
 		pasted := StandardSecret(secret)
 		if !bytes.Equal(StandardKey(pasted), StandardKey(secret)) || len(StandardKey(secret)) == 0 {

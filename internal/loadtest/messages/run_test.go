@@ -260,7 +260,7 @@ func TestStallIsNotHidden(t *testing.T) {
 			f := newFakeHub(t)
 			f.stall = func(n int, _ *http.Request) {
 				if n == 5 {
-					time.Sleep(stall)
+					time.Sleep(stall) // the hub that is measured
 				}
 			}
 			o := f.options()

@@ -104,9 +104,6 @@ func (s *Server) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.It
 // URL is the server's address as RATE_LIMIT_REDIS_URL.
 func (s *Server) URL() string { return "redis://" + s.Addr() }
 
-// Dir is the folder in which the server runs.
-func (s *Server) Dir() string { return s.dir }
-
 func find(t testing.TB) string {
 	t.Helper()
 	name := os.Getenv("REDIS_SERVER")
