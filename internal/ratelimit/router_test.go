@@ -94,6 +94,17 @@ func TestRouterGivesEachBucketItsStore(t *testing.T) {
 	if used(two, login) != 0 {
 		t.Errorf("%d used after a reset", used(two, login))
 	}
+	// A limiter knows the bucket: a store that is away does not matter to the others.
+	l, err := ratelimit.New(ratelimit.Config{Store: r})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Reset(t.Context(), now, ratelimit.APIRead, read.Key); err != nil || used(one, read) != 0 {
+		t.Errorf("reset of a bucket whose store is there: %v, %d used", err, used(one, read))
+	}
+	if err := l.Reset(t.Context(), now, ratelimit.LoginIP, login.Key); !errors.Is(err, two.fails) {
+		t.Errorf("reset of a bucket whose store is away: %v", err)
+	}
 }
 
 func TestOperatorChoosesBackends(t *testing.T) {

@@ -173,3 +173,26 @@ func TestRefundWithoutRedis(t *testing.T) {
 		}
 	}
 }
+
+// What has ended is dropped by the walk that looks for what Redis must be told; what is owed or still counts stays.
+func TestShadowDropsWhatHasEnded(t *testing.T) {
+	t.Parallel()
+	s := newShadow(1000)
+	walk := func(now ratelimit.Instant) {
+		for shard := range shadowShards {
+			s.unsettled(shard, now, 0, false)
+		}
+	}
+	p := testPolicy(t, 10, ratelimit.FixedWindow)
+	for n := range uint64(100) {
+		s.spend(ratelimit.Item{Key: ratelimit.Key{Hi: 2, Lo: n}, Policy: p}, begin, 0, 1, false)
+	}
+	owed := ratelimit.Item{Key: ratelimit.Key{Hi: 2, Lo: 1000}, Policy: p}
+	s.spend(owed, begin, 0, 1, true)
+	if walk(begin); s.keys() != 101 {
+		t.Errorf("%d entries within the window, want 101", s.keys())
+	}
+	if walk(begin.Add(2 * time.Hour)); s.keys() != 1 {
+		t.Errorf("%d entries long after it, want that of the debt", s.keys())
+	}
+}
