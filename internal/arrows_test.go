@@ -45,6 +45,7 @@ var mayImport = []struct {
 	{"internal/connlimit", []string{"internal/ratelimit"}, "what counts as one address is decided there; of requests it knows nothing"},
 	{"internal/ratelimit/overview", []string{"internal/ratelimit", "internal/cluster"}, "what operators see is gathered from the node's peers"},
 	{"internal/cluster", nil, "a leaf: it carries bytes, and knows neither limits nor requests"},
+	{"internal/cluster/clustertest", nil, "what lies between nodes, for tests"},
 	{"internal/fault", nil, "a leaf"},
 	{"internal/secrets", nil, "a leaf"},
 	{"internal/secrets/rotate", []string{"internal/secrets", "internal/postgres"}, "it learns the columns from their owners, and knows no table"},

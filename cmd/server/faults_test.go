@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"converger/internal/cluster/clustertest"
 )
 
 // The requests that the faults are tried on: a list is counted by every node, a token by one.
@@ -205,7 +207,7 @@ func TestRestartsUnderLoad(t *testing.T) {
 		labelled, wrong := maps.Clone(left.environ), maps.Clone(left.environ)
 		labelled["CLUSTER_LABEL"] = "staging"
 		wrong["CLUSTER_SECRET"] = testSecretKeyBase[32:] + testSecretKeyBase[:32]
-		wrong["LISTEN"], wrong["CLUSTER_BIND"] = freePort(t), freePort(t)
+		wrong["LISTEN"], wrong["CLUSTER_BIND"] = clustertest.FreeAddress(t), clustertest.FreeAddress(t)
 		strangers := []*program{spawn(t, labelled, "serve"), spawn(t, wrong, "serve")}
 		for _, s := range strangers {
 			s.ready(t)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -18,6 +16,7 @@ import (
 	"time"
 
 	"converger/internal/auth"
+	"converger/internal/cluster/clustertest"
 	"converger/migrations/pgtest"
 )
 
@@ -54,12 +53,12 @@ func planFleet(t testing.TB, n int, common map[string]string, own func(i int) ma
 	f := &fleet{url: pgtest.New(t)}
 	var members []string
 	for range n {
-		members = append(members, freePort(t))
+		members = append(members, clustertest.FreeAddress(t))
 	}
 	uploads := t.TempDir()
 	for i := range n {
 		e := serveEnv(f.url, map[string]string{
-			"UPLOAD_DIR": uploads, "LISTEN": freePort(t), "CLUSTER_BIND": members[i], "CLUSTER_PEERS": strings.Join(members, ","),
+			"UPLOAD_DIR": uploads, "LISTEN": clustertest.FreeAddress(t), "CLUSTER_BIND": members[i], "CLUSTER_PEERS": strings.Join(members, ","),
 			"CLUSTER_NODE_NAME": fmt.Sprint("node", i+1), "METRICS_ALLOWED_IPS": "127.0.0.1", "POOL_SIZE": "5", "WORKERS": "4",
 		})
 		maps.Copy(e, common)
@@ -121,7 +120,7 @@ func (n *fleetNode) end(t testing.TB, by syscall.Signal) {
 	if by == syscall.SIGTERM && n.err != nil {
 		t.Errorf("asked to stop it ended with %v:\n%s", n.err, n.log)
 	}
-	// The kernel gives the ports back with the process; nobody else takes them: see freePort.
+	// The kernel gives the ports back with the process; nobody else takes them: see clustertest.FreeAddress.
 }
 
 // number reads a metric.
@@ -154,29 +153,6 @@ func (f *fleet) limit(t testing.TB, c customer, bucket string, limit int, scale 
 			return err == nil && a.header.Get("RateLimit-Policy") == want
 		})
 	}
-}
-
-// freePort finds an address on loopback that is free for TCP and UDP, and stays so.
-func freePort(t testing.TB) string {
-	t.Helper()
-	var lc net.ListenConfig
-	for range 100 {
-		// Below the ports that the kernel gives to outgoing connections, so that none takes it while a node is away.
-		at := net.JoinHostPort("127.0.0.1", strconv.Itoa(20000+rand.IntN(12000)))
-		l, err := lc.Listen(t.Context(), "tcp", at)
-		if err != nil {
-			continue
-		}
-		u, err := lc.ListenPacket(t.Context(), "udp", at)
-		_ = l.Close()
-		if err != nil {
-			continue
-		}
-		_ = u.Close()
-		return at
-	}
-	t.Fatal("no free port")
-	return ""
 }
 
 // press is one kind of request that is sent to every node again and again, and what became of it.

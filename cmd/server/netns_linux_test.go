@@ -2,85 +2,17 @@ package main
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/http"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
+
+	"converger/internal/cluster/clustertest"
 )
-
-// machines are network namespaces on a switch, at which this process has an address too: it reaches every one, whatever they
-// can't say to each other.
-type machines struct {
-	name, net string // the start of all names, and the first three bytes of addresses
-}
-
-func newMachines(t testing.TB, n int) *machines {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("network namespaces need root")
-	}
-	if _, err := exec.LookPath("ip"); err != nil {
-		t.Skip("network namespaces need the program ip:", err)
-	}
-	id := rand.IntN(200) + 20
-	m := &machines{fmt.Sprintf("cvp%d", id), fmt.Sprintf("10.98.%d", id)}
-	if out, err := exec.Command("ip", "link", "add", m.name, "type", "bridge").CombinedOutput(); err != nil { //nolint:noctx // at once
-		t.Skipf("this system makes no bridges: %v: %s", err, out)
-	}
-	t.Cleanup(func() { m.ip(t, "link", "del", m.name) })
-	m.ip(t, "link", "set", m.name, "up")
-	m.ip(t, "addr", "add", m.host()+"/24", "dev", m.name)
-	for i := range n {
-		space := m.space(i)
-		m.ip(t, "netns", "add", space)
-		t.Cleanup(func() { m.ip(t, "netns", "del", space) })
-		m.ip(t, "link", "add", space, "type", "veth", "peer", "name", "eth0", "netns", space)
-		m.ip(t, "link", "set", space, "master", m.name, "up")
-		m.ip(t, "-n", space, "addr", "add", m.addr(i)+"/24", "dev", "eth0")
-		m.ip(t, "-n", space, "link", "set", "eth0", "up")
-		m.ip(t, "-n", space, "link", "set", "lo", "up")
-		// ip netns exec puts these files in place of those of /etc.
-		etc := filepath.Join("/etc/netns", space)
-		if err := os.MkdirAll(etc, 0o755); err != nil {
-			t.Skip("a namespace needs a resolv.conf of its own:", err)
-		}
-		t.Cleanup(func() { _ = os.RemoveAll(etc); _ = os.Remove(filepath.Dir(etc)) }) // the folder goes with the last
-		if err := os.WriteFile(filepath.Join(etc, "resolv.conf"), []byte("nameserver "+m.host()+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return m
-}
-
-func (m *machines) space(i int) string { return fmt.Sprintf("%s-%d", m.name, i) }
-func (m *machines) host() string       { return m.net + ".254" }
-func (m *machines) addr(i int) string  { return fmt.Sprintf("%s.%d", m.net, i+1) }
-
-func (m *machines) ip(t testing.TB, args ...string) {
-	t.Helper()
-	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:noctx // at once
-		t.Errorf("ip %s: %v: %s", strings.Join(args, " "), err, out)
-	}
-}
-
-// mute loses what machine i sends to machine j, and that only: frames go to an address of the switch that nobody has.
-func (m *machines) mute(t testing.TB, i, j int) {
-	t.Helper()
-	m.ip(t, "-n", m.space(i), "neigh", "replace", m.addr(j), "lladdr", "02:00:00:00:be:ef", "dev", "eth0", "nud", "permanent")
-}
-
-func (m *machines) unmute(t testing.TB, i, j int) {
-	t.Helper()
-	m.ip(t, "-n", m.space(i), "neigh", "del", m.addr(j), "dev", "eth0")
-}
 
 // zone is a DNS server of one name, whose answer changes.
 type zone struct {
@@ -125,20 +57,21 @@ func (z *zone) serve(t testing.TB, at string) {
 // one. Each side enforces its share, nobody meets an error, and a healed cluster is whole again by itself.
 func TestCutsBetweenMachines(t *testing.T) {
 	t.Parallel()
-	m := newMachines(t, 3)
+	m := clustertest.NewNetwork(t, 3)
+	m.Resolver(t, 3)
 	var z zone
-	z.serve(t, m.host()+":53")
-	z.set(m.addr(98)) // where nobody is
+	z.serve(t, m.Host()+":53")
+	z.set(m.Addr(98)) // where nobody is
 	f := planFleet(t, 3, map[string]string{
-		"CLUSTER_SECRET": testSecretKeyBase, "CLUSTER_PEERS": "", "DNS_CLUSTER_QUERY": "hub.test", "METRICS_ALLOWED_IPS": m.host(),
+		"CLUSTER_SECRET": testSecretKeyBase, "CLUSTER_PEERS": "", "DNS_CLUSTER_QUERY": "hub.test", "METRICS_ALLOWED_IPS": m.Host(),
 	}, func(i int) map[string]string {
-		return map[string]string{"LISTEN": m.addr(i) + ":4000", "CLUSTER_BIND": m.addr(i) + ":7946"}
+		return map[string]string{"LISTEN": m.Addr(i) + ":4000", "CLUSTER_BIND": m.Addr(i) + ":7946"}
 	})
 	if !strings.Contains(f.url, "host=%2F") && !strings.Contains(f.url, "host=/") {
 		t.Skip("the database is not on a socket, so it can't be reached from a namespace")
 	}
 	for i, n := range f.nodes {
-		n.wrap = []string{"ip", "netns", "exec", m.space(i)}
+		n.wrap = m.Exec(i)
 		n.start()
 	}
 	// Led astray, they find each other by their heartbeats; nothing is joined.
@@ -151,7 +84,7 @@ func TestCutsBetweenMachines(t *testing.T) {
 	if v := f.sum(t, joined); v != 0 {
 		t.Errorf("%v joined, at an address where nobody is", v)
 	}
-	z.set(m.addr(0), m.addr(1), m.addr(2))
+	z.set(m.Addr(0), m.Addr(1), m.Addr(2))
 	changed := time.Now()
 	for _, n := range f.nodes {
 		eventually(t, patience, "the new answer to be joined", func() bool {
@@ -183,7 +116,7 @@ func TestCutsBetweenMachines(t *testing.T) {
 	}
 	pairs := [][2]int{{2, 0}, {0, 2}, {2, 1}, {1, 2}}
 	for _, p := range pairs {
-		m.mute(t, p[0], p[1])
+		m.Mute(t, p[0], p[1])
 	}
 	flood.excuse()
 	sees(0, "2 of 3")
@@ -195,11 +128,11 @@ func TestCutsBetweenMachines(t *testing.T) {
 	})
 	flood.awaitMore(t, 4)
 	for _, p := range pairs {
-		m.unmute(t, p[0], p[1])
+		m.Unmute(t, p[0], p[1])
 	}
 	healed(time.Now())
 
-	m.mute(t, 1, 0) // the first no longer hears the second
+	m.Mute(t, 1, 0) // the first no longer hears the second
 	flood.excuse()
 	sees(0, "2 of 3")
 	sees(1, "2 of 3") // no connection lives long in one direction
@@ -207,7 +140,7 @@ func TestCutsBetweenMachines(t *testing.T) {
 		t.Errorf("the third, which hears both, sees %s", v)
 	}
 	flood.awaitMore(t, 2)
-	m.unmute(t, 1, 0)
+	m.Unmute(t, 1, 0)
 	healed(time.Now())
 	within(t, flood, calm, held)
 }

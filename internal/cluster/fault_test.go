@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"converger/internal/cluster"
+	"converger/internal/cluster/clustertest"
 	"converger/migrations/pgtest"
 )
 
@@ -29,7 +30,7 @@ func TestNothingIsLeftRunning(t *testing.T) {
 	addresses := ports(t, 2)
 	nodes := runAll(t, addresses, nil)
 	awaitWhole(t, nodes...)
-	lonely := run(t, config(at(freePort(t)), addresses[0], at(freePort(t))))
+	lonely := run(t, config(clustertest.FreeAddress(t), addresses[0], clustertest.FreeAddress(t)))
 	lonely.await(t, "the others", func(v *cluster.View) bool { return v.Visible == 3 })
 	for _, n := range append(nodes, lonely) {
 		n.stop()
@@ -158,17 +159,37 @@ func TestStoppedForFiveSeconds(t *testing.T) {
 	}
 }
 
+// pair is two nodes that reach each other through links only.
+type pair struct {
+	a, b running
+	to   [2]*clustertest.Link // a, b
+}
+
+// cutAB blocks what a sends to b.
+func (p pair) cutAB() { p.to[1].In.Block(); p.to[0].Out.Block() }
+
+// cutBA blocks what b sends to a.
+func (p pair) cutBA() { p.to[0].In.Block(); p.to[1].Out.Block() }
+
+func (p pair) heal() {
+	for _, x := range p.to {
+		x.In.Open()
+		x.Out.Open()
+	}
+}
+
 func newPair(t testing.TB, url string) pair {
 	t.Helper()
 	var p pair
 	binds := ports(t, 2)
+	outside := ports(t, 2)
 	for i := range p.to {
-		p.to[i] = newProxy(t, binds[i])
+		p.to[i] = clustertest.NewLink(t, outside[i], binds[i])
 	}
 	var nodes []running
 	for i, b := range binds {
-		c := config(b, p.to[0].addr, p.to[1].addr)
-		c.Advertise = p.to[i].addr
+		c := config(b, outside...)
+		c.Advertise = outside[i]
 		if url != "" {
 			c.Database = heartbeats(t, url)
 		}
@@ -248,7 +269,7 @@ func TestLatencyIsMeasured(t *testing.T) {
 	p := newPair(t, "")
 	const delay = 40 * time.Millisecond
 	for _, x := range p.to {
-		x.delay.Store(int64(delay))
+		x.Delay(delay)
 	}
 	p.a.await(t, "the delay", func(v *cluster.View) bool {
 		l := v.Peers[0].Latency
@@ -367,7 +388,7 @@ func TestAnotherClusterOnTheDatabase(t *testing.T) {
 	t.Parallel()
 	url := pgtest.New(t)
 	start := func(label string) running {
-		c := config(at(freePort(t)))
+		c := config(clustertest.FreeAddress(t))
 		c.Label, c.Peers, c.Database = label, []string{c.Bind}, heartbeats(t, url)
 		return run(t, c)
 	}
@@ -469,7 +490,7 @@ func TestDNSAnswerThatChanges(t *testing.T) {
 	} else {
 		l.Close()
 	}
-	port := netip.MustParseAddrPort(at(freePort(t))).Port()
+	port := netip.MustParseAddrPort(clustertest.FreeAddress(t)).Port()
 	var z zone
 	resolver := z.resolver(t)
 	start := func(ip string) running {
@@ -510,7 +531,7 @@ func TestDNSAnswerThatChanges(t *testing.T) {
 // A node that misses its peers is unready for ten seconds only: a blocked port must not become an outage.
 func TestLonelyNodeBecomesReady(t *testing.T) {
 	t.Parallel()
-	n := run(t, config(at(freePort(t)), at(freePort(t))))
+	n := run(t, config(clustertest.FreeAddress(t), clustertest.FreeAddress(t)))
 	began := time.Now()
 	<-n.Settled()
 	if took := time.Since(began); took > 4*time.Second {
@@ -567,7 +588,7 @@ func TestMassRestart(t *testing.T) {
 func TestUnreachableAddress(t *testing.T) {
 	t.Parallel()
 	addresses := ports(t, 2)
-	wrong := at(freePort(t))
+	wrong := clustertest.FreeAddress(t)
 	nodes := runAll(t, addresses, func(i int, c *cluster.Config) {
 		if i == 1 {
 			c.Advertise = wrong
@@ -609,11 +630,11 @@ func TestIPv6(t *testing.T) {
 // Bound to all addresses it advertises one that the others can use.
 func TestBoundToAllAddresses(t *testing.T) {
 	t.Parallel()
-	port := freePort(t)
-	c := config(at(port), at(port))
+	address := clustertest.FreeAddress(t)
+	c := config(address, address)
 	c.Bind = strings.TrimPrefix(c.Bind, "127.0.0.1")
 	all := run(t, c)
-	other := run(t, config(at(freePort(t)), at(port)))
+	other := run(t, config(clustertest.FreeAddress(t), address))
 	awaitWhole(t, all, other)
 	if err := all.Degraded(); err != nil {
 		t.Errorf("its own address counts as a peer that is missing: %v", err)
@@ -632,7 +653,7 @@ func TestHeartbeatRow(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	address := at(freePort(t))
+	address := clustertest.FreeAddress(t)
 	c := config(address, address)
 	c.Database = heartbeats(t, url)
 	n := run(t, c)

@@ -4,10 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
-	"net"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -17,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"converger/internal/cluster"
+	"converger/internal/cluster/clustertest"
 	"converger/internal/postgres"
 	"converger/migrations/pgtest"
 )
@@ -27,35 +25,11 @@ const (
 	patience = 30 * time.Second
 )
 
-// freePort finds a port that is free for TCP and UDP on loopback, below those that the kernel gives to outgoing connections.
-func freePort(t testing.TB) int {
-	t.Helper()
-	for range 100 {
-		port := 20000 + rand.IntN(12000)
-		at := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-		l, err := net.Listen("tcp", at)
-		if err != nil {
-			continue
-		}
-		u, err := net.ListenPacket("udp", at)
-		l.Close()
-		if err != nil {
-			continue
-		}
-		u.Close()
-		return port
-	}
-	t.Fatal("no free port")
-	return 0
-}
-
-func at(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
-
 func ports(t testing.TB, n int) []string {
 	t.Helper()
 	var out []string
 	for range n {
-		out = append(out, at(freePort(t)))
+		out = append(out, clustertest.FreeAddress(t))
 	}
 	return out
 }
