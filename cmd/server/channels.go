@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"os"
 	"time"
-
-	"github.com/google/uuid"
 )
 
 type channelsCmd struct {
@@ -23,8 +21,8 @@ type channelsCmd struct {
 
 // channelSettings are what create and update have in common; nil or empty for what is not given.
 type channelSettings struct {
-	Mode             string  `help:"Direction of messages: inbound, outbound or duplex (both). A new channel does all that its type can." enum:"inbound,outbound,duplex," default:"" placeholder:"MODE"`
-	Status           string  `help:"Whether it receives and sends: active or inactive. A new channel is active." enum:"active,inactive," default:"" placeholder:"STATUS"`
+	Mode             *string `help:"Direction of messages: inbound, outbound or duplex (both). A new channel does all that its type can." enum:"inbound,outbound,duplex" placeholder:"MODE"`
+	Status           *string `help:"Whether it receives and sends: active or inactive. A new channel is active." enum:"active,inactive" placeholder:"STATUS"`
 	Config           string  `help:"Settings of the type, as a JSON object." placeholder:"JSON" xor:"config"`
 	ConfigFile       string  `help:"File with that JSON, for settings that are secret; /dev/stdin for standard input." type:"path" placeholder:"FILE" xor:"config"`
 	RateLimit        *string `help:"Pace of its deliveries, such as 80/s, 600/m or 1000/h; none for no limit, as a new channel has it." placeholder:"PACE"`
@@ -37,11 +35,11 @@ type channelSettings struct {
 // body is the members that were given.
 func (s channelSettings) body() (members, error) {
 	b := members{}
-	if s.Mode != "" {
-		b["mode"] = s.Mode
+	if s.Mode != nil {
+		b["mode"] = *s.Mode
 	}
-	if s.Status != "" {
-		b["status"] = s.Status
+	if s.Status != nil {
+		b["status"] = *s.Status
 	}
 	if s.RateLimit != nil {
 		b["rate_limit"] = *s.RateLimit
@@ -154,7 +152,7 @@ func (c channelsListCmd) Run(e *env) error {
 // channelArg names a channel.
 type channelArg struct {
 	managementFlags
-	Channel uuid.UUID `arg:"" help:"Id of the channel, see channels list."`
+	Channel idArg `arg:"" help:"Id of the channel, see channels list."`
 }
 
 // call asks for the channel or for what is below it, or for a change.

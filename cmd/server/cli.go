@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"github.com/alecthomas/kong"
+	"github.com/google/uuid"
 )
 
 // errUsage is returned for a command line that could not be read; what was wrong is printed already.
@@ -17,6 +18,20 @@ type misused string
 
 func (m misused) Error() string { return string(m) }
 func (misused) ExitCode() int   { return exitUsage }
+
+// idArg is an argument or a flag that names something by its id alone.
+type idArg struct{ uuid.UUID }
+
+// UnmarshalText takes an id in the one form in which the API writes them. What is wrong shows before anybody is asked.
+func (i *idArg) UnmarshalText(text []byte) error {
+	if !isID(string(text)) {
+		return fmt.Errorf("must be an id such as 01a22bed-4fce-7919-9f38-f5f2e99b7618, not %q", text)
+	}
+	return i.UUID.UnmarshalText(text)
+}
+
+// isID tells an id from a name.
+func isID(text string) bool { return len(text) == 36 && uuid.Validate(text) == nil }
 
 // env is what a command may touch of the world.
 type env struct {

@@ -2,11 +2,16 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/alecthomas/kong"
 )
@@ -29,6 +34,9 @@ func TestHelp(t *testing.T) {
 		for _, f := range n.Flags {
 			if !f.Hidden && !strings.Contains(help, "--"+f.Name) && !strings.Contains(help, "--[no-]"+f.Name) {
 				t.Errorf("%v --help does not mention --%s:\n%s", path, f.Name, help)
+			}
+			if slices.Contains(f.EnumSlice(), "") && f.Enum != "" {
+				t.Errorf("%v --%s offers nothing as a choice: %q", path, f.Name, f.Enum)
 			}
 			if f.Help == "" {
 				t.Errorf("%v: --%s is not explained", path, f.Name)
@@ -106,6 +114,87 @@ func TestUsageErrors(t *testing.T) {
 	}
 }
 
+// exampleID is an id of nothing.
+const exampleID = "01a22bed-4fce-7919-9f38-f5f2e99b7618"
+
+// exampleOf is text that kong reads into a value.
+func exampleOf(v *kong.Value) string {
+	typ := v.Target.Type()
+	for typ.Kind() == reflect.Pointer || typ.Kind() == reflect.Slice {
+		typ = typ.Elem()
+	}
+	switch {
+	case typ == reflect.TypeFor[idArg]():
+		return exampleID
+	case typ == reflect.TypeFor[time.Duration]():
+		return "1h"
+	case v.Enum != "":
+		return v.EnumSlice()[0]
+	case typ.Kind() == reflect.String:
+		return "x"
+	}
+	return "1"
+}
+
+// lineOf is a line for a command whose arguments can be read, all but the one that is wrong: an argument, or a flag.
+func lineOf(leaf *kong.Node, wrong *kong.Value, text string) []string {
+	line := strings.Fields(leaf.FullPath())[1:]
+	for _, p := range leaf.Positional {
+		if p == wrong {
+			line = append(line, text)
+		} else {
+			line = append(line, exampleOf(p))
+		}
+	}
+	if wrong != nil && wrong.Flag != nil {
+		line = append(line, "--"+wrong.Name, text)
+	}
+	return line
+}
+
+// What has to be an id is read alike by every command, and what is none is said before anybody is asked.
+func TestIDsOfCommands(t *testing.T) {
+	t.Parallel()
+	parser, err := kong.New(&cli{}, kong.Name("server"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	notOurs := map[string]bool{"external-id": true, "phone-number-id": true, "actor": true, "resource": true}
+	named := regexp.MustCompile(`^(Channel id|Ids? of [^,]*$|Ids? of [^,]*,)`)
+	tried := 0
+	for _, leaf := range parser.Model.Leaves(true) {
+		values := slices.Clone(leaf.Positional)
+		for _, flag := range leaf.Flags {
+			values = append(values, flag.Value)
+		}
+		for _, v := range values {
+			typ := v.Target.Type()
+			for typ.Kind() == reflect.Pointer || typ.Kind() == reflect.Slice {
+				typ = typ.Elem()
+			}
+			if typ != reflect.TypeFor[idArg]() {
+				if id := v.Flag != nil && v.Flag.PlaceHolder == "ID" && !notOurs[v.Name]; id || named.MatchString(v.Help) && !strings.Contains(v.Help, " or ") {
+					t.Errorf("%s: %s is an id and not read as one", leaf.FullPath(), v.ShortSummary())
+				}
+				continue
+			}
+			for _, text := range []string{"", "x", "01a22bed", "01a22bed4fce79199f38f5f2e99b7618", "urn:uuid:01a22bed-4fce-7919-9f38-f5f2e99b7618", "{01a22bed-4fce-7919-9f38-f5f2e99b7618}",
+				"01a22bed-4fce-7919-9f38-f5f2e99b761g", "01a22bed-4fce-7919-9f38-f5f2e99b7618 "} {
+				tried++
+				line := lineOf(leaf, v, text)
+				p := start(t, nil, line...)
+				want := fmt.Sprintf("server: %s: must be an id such as "+exampleID+", not %q\nTry: %s --help\n", v.ShortSummary(), text, leaf.FullPath())
+				if err := p.result(t); !errors.Is(err, errUsage) || p.log.String() != want {
+					t.Errorf("server %q: %v\n%s\nwant %s", line, err, p.log, want)
+				}
+			}
+		}
+	}
+	if tried < 100 {
+		t.Errorf("tried %d ids only", tried)
+	}
+}
+
 // The exit code tells scripts what happened: 0 done, 1 failed, 2 not understood.
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
@@ -174,8 +263,8 @@ func TestCommandsSayWhatTheyNeed(t *testing.T) {
 		{[]string{"limits", "set", "acme", "upload", "200", "--dir", empty}, "such as 200/1s"},
 		{[]string{"simulate", "whatsapp", "--dir", empty}, "which hub"},
 		{[]string{"simulate", "webhook", "--dir", empty, "--base-url", "http://127.0.0.1:9"}, "which channel"},
-		{[]string{"simulate", "webhook", "--dir", empty, "--base-url", "http://127.0.0.1:9", "--channel", "x"}, "which secret"},
-		{[]string{"simulate", "webhook", "--dir", empty, "--base-url", "http://192.0.2.1", "--channel", "x", "--secret", "s"}, "loopback"},
+		{[]string{"simulate", "webhook", "--dir", empty, "--base-url", "http://127.0.0.1:9", "--channel", exampleID}, "which secret"},
+		{[]string{"simulate", "webhook", "--dir", empty, "--base-url", "http://192.0.2.1", "--channel", exampleID, "--secret", "s"}, "loopback"},
 		{[]string{"simulate", "receiver", "--dir", empty, "--addr", "192.0.2.1:0"}, "loopback"},
 		{[]string{"inbound", "list", "--dir", empty, "--base-url", "http://127.0.0.1:9", "--token-file", token}, "Is the hub running"},
 	} {

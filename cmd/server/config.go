@@ -408,8 +408,9 @@ var settings = []setting{
 		doc: "Types that uploaded files may have, found in their bytes, separated by commas; of those in the default, and `application/octet-stream` for all others. A tenant may have its own list.",
 		set: func(c *Config, v string) error {
 			c.UploadAllowedTypes = list(v)
-			for _, t := range c.UploadAllowedTypes {
-				if !upload.Known(t) {
+			for i, t := range c.UploadAllowedTypes {
+				var ok bool
+				if c.UploadAllowedTypes[i], ok = upload.ParseType(t); !ok {
 					return fmt.Errorf("%q is no type that is told apart: the default lists them", t)
 				}
 			}

@@ -2,8 +2,6 @@ package main
 
 import (
 	"net/http"
-
-	"github.com/google/uuid"
 )
 
 type conversationsCmd struct {
@@ -17,10 +15,10 @@ type conversationsCmd struct {
 type conversationsListCmd struct {
 	managementFlags
 	tenantArg
-	Status     string `help:"Only those that are active or closed." enum:"active,closed," default:"" placeholder:"STATUS"`
-	Channel    string `help:"Only this channel's." placeholder:"ID"`
-	ExternalID string `help:"Only those with this person, by your id or the provider's." placeholder:"ID"`
-	Limit      int    `help:"Most to show; 0: all." default:"50"`
+	Status     *string `help:"Only those that are active or closed." enum:"active,closed" placeholder:"STATUS"`
+	Channel    *idArg  `help:"Only this channel's." placeholder:"ID"`
+	ExternalID string  `help:"Only those with this person, by your id or the provider's." placeholder:"ID"`
+	Limit      int     `help:"Most to show; 0: all." default:"50"`
 }
 
 func (c conversationsListCmd) Run(e *env) error {
@@ -32,7 +30,7 @@ func (c conversationsListCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	found, more, err := h.list(path, filter(map[string]string{"status": c.Status, "channel_id": c.Channel, "external_id": c.ExternalID}), c.Limit)
+	found, more, err := h.list(path, filter(map[string]string{"status": given(c.Status), "channel_id": given(c.Channel), "external_id": c.ExternalID}), c.Limit)
 	if err != nil {
 		return err
 	}
@@ -44,7 +42,7 @@ func (c conversationsListCmd) Run(e *env) error {
 type conversationArgs struct {
 	managementFlags
 	tenantArg
-	ID uuid.UUID `arg:"" help:"Id of the conversation, see conversations list."`
+	ID idArg `arg:"" help:"Id of the conversation, see conversations list."`
 }
 
 // show asks for the conversation, or for a change of it, and shows it.

@@ -2,9 +2,6 @@ package main
 
 import (
 	"net/http"
-	"net/url"
-
-	"github.com/google/uuid"
 )
 
 type deliveriesCmd struct {
@@ -16,12 +13,12 @@ type deliveriesCmd struct {
 type deliveriesListCmd struct {
 	managementFlags
 	tenantArg
-	Status   string `help:"Only those that are pending, paused, uncertain, sent, delivered, read or failed." enum:"pending,paused,uncertain,sent,delivered,read,failed," default:"" placeholder:"STATUS"`
-	Channel  string `help:"Only this channel's." placeholder:"ID"`
-	Activity string `help:"Only this activity's." placeholder:"ID"`
-	From     string `help:"Only changed from this time or day on." placeholder:"2026-11-30"`
-	To       string `help:"Only changed up to this time or day." placeholder:"2026-11-30T12:00:00Z"`
-	Limit    int    `help:"Most to show; 0: all." default:"50"`
+	Status   *string `help:"Only those that are pending, paused, uncertain, sent, delivered, read or failed." enum:"pending,paused,uncertain,sent,delivered,read,failed" placeholder:"STATUS"`
+	Channel  *idArg  `help:"Only this channel's." placeholder:"ID"`
+	Activity *idArg  `help:"Only this activity's." placeholder:"ID"`
+	From     string  `help:"Only changed from this time or day on." placeholder:"2026-11-30"`
+	To       string  `help:"Only changed up to this time or day." placeholder:"2026-11-30T12:00:00Z"`
+	Limit    int     `help:"Most to show; 0: all." default:"50"`
 }
 
 // Help shows an example.
@@ -40,7 +37,7 @@ func (c deliveriesListCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	found, more, err := h.list(path, filter(map[string]string{"status": c.Status, "channel_id": c.Channel, "activity_id": c.Activity, "from": c.From, "to": c.To}), c.Limit)
+	found, more, err := h.list(path, filter(map[string]string{"status": given(c.Status), "channel_id": given(c.Channel), "activity_id": given(c.Activity), "from": c.From, "to": c.To}), c.Limit)
 	if err != nil {
 		return err
 	}
@@ -51,7 +48,7 @@ func (c deliveriesListCmd) Run(e *env) error {
 type deliveriesShowCmd struct {
 	managementFlags
 	tenantArg
-	ID uuid.UUID `arg:"" help:"Id of the delivery."`
+	ID idArg `arg:"" help:"Id of the delivery."`
 }
 
 func (c deliveriesShowCmd) Run(e *env) error {
@@ -73,10 +70,10 @@ func (c deliveriesShowCmd) Run(e *env) error {
 type deliveriesReplayCmd struct {
 	managementFlags
 	tenantArg
-	IDs     []uuid.UUID `arg:"" optional:"" name:"id" help:"Ids of failed deliveries."`
-	Channel string      `help:"All failed deliveries of this channel, instead of ids." placeholder:"ID"`
-	From    string      `help:"Of a channel: only changed from this time or day on." placeholder:"2026-11-30"`
-	To      string      `help:"Of a channel: only changed up to this time or day." placeholder:"2026-11-30T12:00:00Z"`
+	IDs     []idArg `arg:"" optional:"" name:"id" help:"Ids of failed deliveries."`
+	Channel *idArg  `help:"All failed deliveries of this channel, instead of ids." placeholder:"ID"`
+	From    string  `help:"Of a channel: only changed from this time or day on." placeholder:"2026-11-30"`
+	To      string  `help:"Of a channel: only changed up to this time or day." placeholder:"2026-11-30T12:00:00Z"`
 }
 
 // Help shows examples.
@@ -88,8 +85,11 @@ func (deliveriesReplayCmd) Help() string {
 }
 
 func (c deliveriesReplayCmd) Run(e *env) error {
-	if (len(c.IDs) == 0) == (c.Channel == "") {
+	if (len(c.IDs) == 0) == (c.Channel == nil) {
 		return misused("which deliveries? Pass their ids, or --channel ID for all failed ones of a channel")
+	}
+	if c.Channel == nil && c.From+c.To != "" {
+		return misused("--from and --to choose from the deliveries of a --channel, and not from ids")
 	}
 	h, err := c.connect(e)
 	if err != nil {
@@ -99,10 +99,10 @@ func (c deliveriesReplayCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	if c.Channel != "" {
+	if c.Channel != nil {
 		return c.replayChannel(h)
 	}
-	return each(c.IDs, func(id uuid.UUID) error {
+	return each(c.IDs, func(id idArg) error {
 		d, err := h.do(http.MethodPost, tenant+"/deliveries/"+id.String()+"/retry", nil)
 		if err != nil {
 			return err
@@ -120,7 +120,7 @@ func (c deliveriesReplayCmd) replayChannel(h *hubClient) error {
 		}
 	}
 	for more := true; more; {
-		o, err := h.do(http.MethodPost, "/channels/"+url.PathEscape(c.Channel)+"/deliveries/retry", filter)
+		o, err := h.do(http.MethodPost, "/channels/"+c.Channel.String()+"/deliveries/retry", filter)
 		if err != nil {
 			return err
 		}

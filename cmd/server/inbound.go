@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-
-	"github.com/google/uuid"
 )
 
 type inboundCmd struct {
@@ -17,10 +15,10 @@ type inboundCmd struct {
 
 type inboundListCmd struct {
 	managementFlags
-	State   string `help:"Only those that are received, processed, rejected or failed." enum:"received,processed,rejected,failed," default:"" placeholder:"STATE"`
-	Tenant  string `help:"Only this tenant's, by id or name." placeholder:"TENANT"`
-	Channel string `help:"Only this channel's." placeholder:"ID"`
-	Limit   int    `help:"Most to show; 0: all." default:"50"`
+	State   *string `help:"Only those that are received, processed, rejected or failed." enum:"received,processed,rejected,failed" placeholder:"STATE"`
+	Tenant  string  `help:"Only this tenant's, by id or name." placeholder:"TENANT"`
+	Channel *idArg  `help:"Only this channel's." placeholder:"ID"`
+	Limit   int     `help:"Most to show; 0: all." default:"50"`
 }
 
 func (c inboundListCmd) Run(e *env) error {
@@ -28,7 +26,7 @@ func (c inboundListCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	q := filter(map[string]string{"state": c.State, "channel_id": c.Channel})
+	q := filter(map[string]string{"state": given(c.State), "channel_id": given(c.Channel)})
 	if c.Tenant != "" {
 		id, err := h.tenantID(c.Tenant)
 		if err != nil {
@@ -51,7 +49,7 @@ type eventFlags struct {
 }
 
 // path is where the management API keeps an event.
-func (f eventFlags) path(h *hubClient, event uuid.UUID, below ...string) (string, error) {
+func (f eventFlags) path(h *hubClient, event idArg, below ...string) (string, error) {
 	tenant := f.Tenant
 	if tenant == "" {
 		d, err := f.read()
@@ -67,7 +65,7 @@ func (f eventFlags) path(h *hubClient, event uuid.UUID, below ...string) (string
 
 type inboundShowCmd struct {
 	eventFlags
-	ID uuid.UUID `arg:"" help:"Id of the event."`
+	ID idArg `arg:"" help:"Id of the event."`
 }
 
 func (c inboundShowCmd) Run(e *env) error {
@@ -101,7 +99,7 @@ func (c inboundShowCmd) Run(e *env) error {
 
 type inboundReplayCmd struct {
 	eventFlags
-	IDs []uuid.UUID `arg:"" name:"id" help:"Ids of the events."`
+	IDs []idArg `arg:"" name:"id" help:"Ids of the events."`
 }
 
 func (c inboundReplayCmd) Run(e *env) error {
@@ -109,7 +107,7 @@ func (c inboundReplayCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	return each(c.IDs, func(id uuid.UUID) error {
+	return each(c.IDs, func(id idArg) error {
 		path, err := c.path(h, id, "replay")
 		if err != nil {
 			return err

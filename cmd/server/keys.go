@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"time"
-
-	"github.com/google/uuid"
 )
 
 type keysCmd struct {
@@ -76,7 +74,7 @@ func (c keysListCmd) Run(e *env) error {
 // keyArgs name a key.
 type keyArgs struct {
 	tenantArg
-	Key uuid.UUID `arg:"" help:"Id of the key, see keys list."`
+	Key idArg `arg:"" help:"Id of the key, see keys list."`
 }
 
 type keysRotateCmd struct {

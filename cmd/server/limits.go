@@ -90,10 +90,10 @@ func (c limitsGetCmd) Run(e *env) error {
 
 // rateArgs are a limit as people write it.
 type rateArgs struct {
-	Bucket    string `arg:"" help:"Name of the bucket, such as activity_create, see limits get."`
-	Rate      string `arg:"" help:"How many in which time, such as 200/1s or 5000/1m; 0/1s refuses everything."`
-	Algorithm string `help:"How it is counted: fixed_window, sliding_window or token_bucket; by default as the bucket's default is." enum:"fixed_window,sliding_window,token_bucket," default:"" placeholder:"NAME"`
-	Burst     *int   `help:"Of token_bucket: how many at once after a pause; as many as the limit unless given." placeholder:"N"`
+	Bucket    string  `arg:"" help:"Name of the bucket, such as activity_create, see limits get."`
+	Rate      string  `arg:"" help:"How many in which time, such as 200/1s or 5000/1m; 0/1s refuses everything."`
+	Algorithm *string `help:"How it is counted: fixed_window, sliding_window or token_bucket; by default as the bucket's default is." enum:"fixed_window,sliding_window,token_bucket" placeholder:"NAME"`
+	Burst     *int    `help:"Of token_bucket: how many at once after a pause; as many as the limit unless given." placeholder:"N"`
 }
 
 // rule is the limit as the API takes it.
@@ -105,8 +105,8 @@ func (c rateArgs) rule() (members, error) {
 		return nil, misused(fmt.Sprintf("the rate %q must be a number and a time, such as 200/1s or 5000/1m", c.Rate))
 	}
 	rule := members{"limit": limit, "scale_ms": scale.Milliseconds()}
-	if c.Algorithm != "" {
-		rule["algorithm"] = c.Algorithm
+	if c.Algorithm != nil {
+		rule["algorithm"] = *c.Algorithm
 	}
 	if c.Burst != nil {
 		rule["burst"] = *c.Burst

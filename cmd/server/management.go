@@ -16,8 +16,6 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/google/uuid"
-
 	apphttp "converger/internal/http"
 )
 
@@ -109,7 +107,11 @@ func (p *problem) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s", p.Title, p.Detail)
 	for _, f := range p.Errors {
-		fmt.Fprintf(&b, "\n  %s %s", strings.TrimPrefix(f.Pointer, "#/"), f.Detail)
+		b.WriteString("\n  ")
+		if name := strings.TrimLeft(f.Pointer, "#/"); name != "" {
+			b.WriteString(name + ": ")
+		}
+		b.WriteString(f.Detail)
 	}
 	next := apphttp.Remedy(p.Code)
 	switch p.Code {
@@ -291,7 +293,7 @@ func (h *hubClient) list(path string, query url.Values, limit int) (items []memb
 
 // tenantID finds a tenant's id by what was typed: an id, or a name.
 func (h *hubClient) tenantID(typed string) (string, error) {
-	if _, err := uuid.Parse(typed); err == nil {
+	if isID(typed) {
 		return typed, nil
 	}
 	found, _, err := h.list("/tenants", url.Values{"name": {typed}}, 1)
@@ -456,6 +458,14 @@ func each[T any](things []T, do func(T) error) error {
 	return all
 }
 
+// given is the text of a flag that may be left out; "" when it is.
+func given[T any](flag *T) string {
+	if flag == nil {
+		return ""
+	}
+	return fmt.Sprint(*flag)
+}
+
 // filter makes a query of what is set.
 func filter(pairs map[string]string) url.Values {
 	q := url.Values{}
@@ -467,9 +477,9 @@ func filter(pairs map[string]string) url.Values {
 	return q
 }
 
-// expiry is when something ends that lives for a duration; nil for 0, which is for ever.
+// expiry is when something ends that lives for a duration; nil for 0, which is for ever. What is negative has ended: the hub refuses it.
 func expiry(life time.Duration) *time.Time {
-	if life <= 0 {
+	if life == 0 {
 		return nil
 	}
 	at := time.Now().Add(life).UTC().Truncate(time.Second)

@@ -78,7 +78,9 @@ func TestRefusalsOfTheHub(t *testing.T) {
 		{409, `{"title":"Conflict","detail":"The name is taken.","code":"conflict","request_id":"req_1"}`, exitRefused,
 			[]string{"Conflict: The name is taken.\nRead the current state, then decide", "(request req_1)"}},
 		{422, `{"title":"Invalid fields","detail":"The request has an invalid field.","code":"validation_failed","errors":[{"pointer":"#/name","detail":"must not be empty"}]}`,
-			exitRefused, []string{"\n  name must not be empty\n"}},
+			exitRefused, []string{"an invalid field.\n  name: must not be empty\n"}},
+		{422, `{"title":"Invalid fields","detail":"The request has invalid fields.","code":"validation_failed","errors":[{"pointer":"#","detail":"the user is inactive"},{"pointer":"#/types/1","detail":"\"text/html\" is none"}]}`,
+			exitRefused, []string{"invalid fields.\n  the user is inactive\n  types/1: \"text/html\" is none\n"}},
 		{422, `{"title":"Invalid fields","detail":"Not of this one.","code":"validation_failed","request_id":"req_2"}`, exitRefused, []string{"Not of this one.\n(request req_2)"}},
 		{409, `{"title":"Confirmation required","detail":"Sure?","code":"confirmation_required"}`, exitRefused, []string{"pass --force"}},
 		{412, `{"title":"Changed meanwhile","detail":"Read it again.","code":"precondition_failed"}`, exitRefused, []string{"Read it again.\nShow it again", "the new ETAG"}},
@@ -270,7 +272,7 @@ func TestManageByShell(t *testing.T) {
 	says("active", "tenant", "activate", "Acme")
 	fails("no tenant has the name", "tenant", "show", "Nobody")
 	fails("Conflict", "tenant", "create", "ACME")
-	fails("max_in_flight must be from 1", "tenant", "update", "Acme", "--max-in-flight", "0")
+	fails("\n  max_in_flight: must be from 1", "tenant", "update", "Acme", "--max-in-flight", "0")
 
 	// Keys: alone on standard output, for scripts.
 	key := strings.TrimSpace(says("cvg_live_", "keys", "create", "Acme", "orders", "--scope", "read", "--expires", "24h"))
@@ -361,11 +363,11 @@ func TestManageByShell(t *testing.T) {
 	fails("no such routing rule", "rules", "show", "Acme", one)
 
 	says("application/pdf", "tenant", "upload-types", "show", "Acme")
-	types := fromJSON(says("", "tenant", "upload-types", "set", "Acme", "image/png", "image/gif", "--json"))
+	types := fromJSON(says("", "tenant", "upload-types", "set", "Acme", "Image/PNG", "image/gif", "image/png", "--json"))
 	if got := fmt.Sprint(types["types"], types["effective"]); got != "[image/gif image/png] [image/gif image/png]" {
 		t.Errorf("types of uploads: %s", got)
 	}
-	fails("element 0 is none of", "tenant", "upload-types", "set", "Acme", "text/html")
+	fails("\n  types/1: \"text/html\" is none of", "tenant", "upload-types", "set", "Acme", "image/png", "text/html")
 	says("application/pdf", "tenant", "upload-types", "reset", "Acme", "--if-match", types["etag"].(string))
 	says("Deleted", "channels", "delete", ch)
 	fails("no such channel", "channels", "show", ch)
@@ -377,8 +379,9 @@ func TestManageByShell(t *testing.T) {
 		t.Errorf("limit %v", l)
 	}
 	says("100/1s", "limits", "unset", "Acme", "activity_create")
-	fails("own limit of this bucket", "limits", "set", "Acme", "login_ip", "3/1m")
-	fails("scale_ms", "limits", "set", "Acme", "activity_create", "5/1ms")
+	fails("the same for all tenants. Those that can be set for a tenant are activity_create, ", "limits", "set", "Acme", "login_ip", "3/1m")
+	fails("the same for all tenants. Those that can be set for a tenant are activity_create, ", "limits", "unset", "Acme", "login_ip")
+	fails("\n  scale_ms: must be", "limits", "set", "Acme", "activity_create", "5/1ms")
 	fails("no bucket", "limits", "get", "Acme", "coffee")
 
 	says("Nothing has been refused", "limits", "top")

@@ -6,7 +6,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"converger/internal/postgres"
@@ -97,7 +96,7 @@ func when(t *time.Time) string {
 
 type operatorRevokeCmd struct {
 	databaseFlag
-	ID uuid.UUID `arg:"" help:"Id of the token, see operator list."`
+	ID idArg `arg:"" help:"Id of the token, see operator list."`
 }
 
 func (c operatorRevokeCmd) Run(e *env) error {
@@ -106,7 +105,7 @@ func (c operatorRevokeCmd) Run(e *env) error {
 		return err
 	}
 	defer pool.Close()
-	token, err := tenants.NewStore(pool).RevokeOperatorToken(e.ctx, byCommandLine(), c.ID, time.Now(), false)
+	token, err := tenants.NewStore(pool).RevokeOperatorToken(e.ctx, byCommandLine(), c.ID.UUID, time.Now(), false)
 	if err != nil {
 		return err
 	}

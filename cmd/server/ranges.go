@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"net/url"
 	"time"
-
-	"github.com/google/uuid"
 )
 
 type rangesCmd struct {
@@ -21,9 +19,9 @@ var rangeColumns = []column{{"RANGE", "cidr"}, {"KIND", "kind"}, {"EXPIRES", "ex
 
 type rangesListCmd struct {
 	managementFlags
-	Kind    string `help:"Only deny, or only exempt." enum:"deny,exempt," default:"" placeholder:"KIND"`
-	Address string `help:"Only ranges that this address is in; the one with the longest prefix decides." placeholder:"ADDRESS"`
-	Limit   int    `help:"Most to show; 0: all." default:"50"`
+	Kind    *string `help:"Only deny, or only exempt." enum:"deny,exempt" placeholder:"KIND"`
+	Address string  `help:"Only ranges that this address is in; the one with the longest prefix decides." placeholder:"ADDRESS"`
+	Limit   int     `help:"Most to show; 0: all." default:"50"`
 }
 
 func (c rangesListCmd) Run(e *env) error {
@@ -31,7 +29,7 @@ func (c rangesListCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	found, more, err := h.list("/address_ranges", filter(map[string]string{"kind": c.Kind, "address": c.Address}), c.Limit)
+	found, more, err := h.list("/address_ranges", filter(map[string]string{"kind": given(c.Kind), "address": c.Address}), c.Limit)
 	if err != nil {
 		return err
 	}
@@ -80,7 +78,7 @@ func (a rangeArg) connect(e *env) (h *hubClient, path string, err error) {
 	if h, err = a.managementFlags.connect(e); err != nil {
 		return nil, "", err
 	}
-	if _, err := uuid.Parse(a.Range); err == nil {
+	if isID(a.Range) {
 		return h, "/address_ranges/" + a.Range, nil
 	}
 	found, _, err := h.list("/address_ranges", nil, 0)
@@ -112,7 +110,7 @@ func (c rangesShowCmd) Run(e *env) error {
 type rangesUpdateCmd struct {
 	rangeArg
 	guard
-	Kind    string         `help:"deny (refused everywhere) or exempt (not counted by limits on addresses)." enum:"deny,exempt," default:"" placeholder:"KIND"`
+	Kind    *string        `help:"deny (refused everywhere) or exempt (not counted by limits on addresses)." enum:"deny,exempt" placeholder:"KIND"`
 	Note    *string        `help:"Why, for whoever finds it later." placeholder:"TEXT"`
 	Expires *time.Duration `help:"How long it stands from now, such as 24h; 0s for ever." placeholder:"DURATION"`
 	Force   bool           `help:"Also when it then denies your own address."`
@@ -120,8 +118,8 @@ type rangesUpdateCmd struct {
 
 func (c rangesUpdateCmd) Run(e *env) error {
 	change := members{"force": c.Force}
-	if c.Kind != "" {
-		change["kind"] = c.Kind
+	if c.Kind != nil {
+		change["kind"] = *c.Kind
 	}
 	if c.Note != nil {
 		change["note"] = *c.Note

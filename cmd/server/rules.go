@@ -2,8 +2,6 @@ package main
 
 import (
 	"net/http"
-
-	"github.com/google/uuid"
 )
 
 type rulesCmd struct {
@@ -40,10 +38,10 @@ func (c rulesListCmd) Run(e *env) error {
 type rulesCreateCmd struct {
 	managementFlags
 	tenantArg
-	Name     string      `arg:"" help:"Name of the rule."`
-	From     uuid.UUID   `arg:"" help:"Id of the channel whose activities are copied, see channels list."`
-	To       []uuid.UUID `arg:"" help:"Ids of the channels that get the copies, 20 at most."`
-	Disabled bool        `help:"Make it switched off."`
+	Name     string  `arg:"" help:"Name of the rule."`
+	From     idArg   `arg:"" help:"Id of the channel whose activities are copied, see channels list."`
+	To       []idArg `arg:"" help:"Ids of the channels that get the copies, 20 at most."`
+	Disabled bool    `help:"Make it switched off."`
 }
 
 // Help shows an example.
@@ -73,7 +71,7 @@ func (c rulesCreateCmd) Run(e *env) error {
 type ruleArgs struct {
 	managementFlags
 	tenantArg
-	Rule uuid.UUID `arg:"" help:"Id of the rule, see rules list."`
+	Rule idArg `arg:"" help:"Id of the rule, see rules list."`
 }
 
 // change asks for the rule, or for a change of it.
@@ -103,10 +101,10 @@ func (c rulesShowCmd) Run(e *env) error {
 type rulesUpdateCmd struct {
 	ruleArgs
 	guard
-	Name    *string     `help:"New name." placeholder:"NAME"`
-	From    *uuid.UUID  `help:"Copy the activities of this channel." placeholder:"ID"`
-	To      []uuid.UUID `help:"Copy to this channel, in place of those that the rule has; once for each." placeholder:"ID" sep:"none"`
-	Enabled *bool       `help:"Switch it on, or off." negatable:""`
+	Name    *string `help:"New name." placeholder:"NAME"`
+	From    *idArg  `help:"Copy the activities of this channel." placeholder:"ID"`
+	To      []idArg `help:"Copy to this channel, in place of those that the rule has; once for each." placeholder:"ID" sep:"none"`
+	Enabled *bool   `help:"Switch it on, or off." negatable:""`
 }
 
 // Help shows an example.

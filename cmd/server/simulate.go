@@ -85,7 +85,7 @@ func (f demoFlags) read() (demo, error) {
 type sendFlags struct {
 	demoFlags
 	BaseURL      string        `help:"The hub; default is the demo's." placeholder:"http://127.0.0.1:4000"`
-	Channel      string        `help:"Channel id; default is the demo's channel of that type." placeholder:"ID"`
+	Channel      *idArg        `help:"Channel id; default is the demo's channel of that type." placeholder:"ID"`
 	Secret       string        `help:"What the channel verifies with: the app secret, or the channel's secret; default is the demo's."`
 	Messages     int           `help:"Messages in all; 0: three of WhatsApp, one of a webhook." default:"0"`
 	Repeat       int           `help:"Post each body this many times, the same bytes." default:"1"`
@@ -104,7 +104,7 @@ func (f sendFlags) options(e *env, kind string) (simulate.SendOptions, demoHub, 
 	}
 	hub := d.Channels[kind]
 	o := simulate.SendOptions{
-		BaseURL: f.BaseURL, ChannelID: f.Channel, Messages: f.Messages, Repeat: f.Repeat, Shuffle: f.Shuffle,
+		BaseURL: f.BaseURL, ChannelID: given(f.Channel), Messages: f.Messages, Repeat: f.Repeat, Shuffle: f.Shuffle,
 		BadSignature: f.BadSignature, Seed: f.Seed, Timeout: f.Timeout, Yes: f.Yes, Out: e.stdout,
 	}
 	if o.BaseURL == "" {

@@ -3,8 +3,6 @@ package main
 import (
 	"net/http"
 	"time"
-
-	"github.com/google/uuid"
 )
 
 // tokensCmd is for operators who have a token; the first one comes from `server operator create`.
@@ -54,7 +52,7 @@ func (c tokensListCmd) Run(e *env) error {
 
 type tokensRevokeCmd struct {
 	managementFlags
-	ID      uuid.UUID     `arg:"" help:"Id of the token, see tokens list."`
+	ID      idArg         `arg:"" help:"Id of the token, see tokens list."`
 	Overlap time.Duration `help:"How long it works on, such as 24h; without it it ends at once." placeholder:"DURATION"`
 	Force   bool          `help:"Also when it is your own, or the last that may write."`
 }

@@ -6,8 +6,6 @@ import (
 	"net/url"
 	"os"
 	"strings"
-
-	"github.com/google/uuid"
 )
 
 type usersCmd struct {
@@ -58,7 +56,7 @@ func (f userFlags) connect(e *env) (h *hubClient, user string, err error) {
 	if err != nil {
 		return nil, "", err
 	}
-	if _, err := uuid.Parse(f.User); err == nil {
+	if isID(f.User) {
 		return h, people + "/" + f.User, nil
 	}
 	found, _, err := h.list(people, url.Values{"email": {f.User}}, 1)
@@ -247,7 +245,7 @@ func (c usersSessionsCmd) Run(e *env) error {
 
 type usersSignOutCmd struct {
 	userFlags
-	Session string `arg:"" optional:"" help:"Id of the session, see users sessions; without it all."`
+	Session *idArg `arg:"" optional:"" help:"Id of the session, see users sessions; without it all."`
 }
 
 func (c usersSignOutCmd) Run(e *env) error {
@@ -256,8 +254,8 @@ func (c usersSignOutCmd) Run(e *env) error {
 		return err
 	}
 	path := user + "/sessions"
-	if c.Session != "" {
-		path += "/" + url.PathEscape(c.Session)
+	if c.Session != nil {
+		path += "/" + c.Session.String()
 	}
 	if _, err := h.do(http.MethodDelete, path, nil); err != nil {
 		return err

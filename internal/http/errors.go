@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"converger/internal/activity"
 	"converger/internal/activity/upload"
@@ -99,11 +100,22 @@ var mappings = []mapping{
 	{tenants.ErrKeyExpired, codeCredentialExpired, 0, "The key has expired."},
 	{tenants.ErrKeyRevoked, codeCredentialRevoked, 0, "The key was revoked."},
 
-	{ratelimit.ErrNoOverride, codeValidationFailed, 0, "Tenants can't be given their own limit of this bucket."},
+	{ratelimit.ErrNoOverride, codeValidationFailed, 0, "The limit of this bucket is the same for all tenants. Those that can be set for a tenant are " + overridableBuckets() + "."},
 	{ratelimit.ErrShortSecret, codeInternal, 0, ""},
 
 	{secrets.ErrSealed, codeInternal, 0, ""},
 	{secrets.ErrUnknownKey, codeInternal, 0, ""},
+}
+
+// overridableBuckets are the buckets of which a tenant can have its own limit.
+func overridableBuckets() string {
+	var names []string
+	for _, b := range ratelimit.Buckets() {
+		if b.Info().TenantOverride {
+			names = append(names, b.String())
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 // problemOf finds the problem that err is for its caller. unknown says that nobody expected err: its text is for the

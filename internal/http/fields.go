@@ -51,6 +51,12 @@ func (f *fields) fault(name, code, format string, args ...any) {
 	})
 }
 
+// faultIn notes a fault of an element of an array.
+func (f *fields) faultIn(name string, element int, code, format string, args ...any) {
+	list := fields{prefix: f.prefix + "/" + escapePointer(name), faults: f.faults}
+	list.fault(strconv.Itoa(element), code, format, args...)
+}
+
 // escapePointer escapes a reference token (RFC 6901), and bounds it: unknown names come from outside.
 func escapePointer(name string) string {
 	if len(name) > 100 {
@@ -198,7 +204,7 @@ func (f *fields) ids(name string) []uuid.UUID {
 		_ = json.Unmarshal(raw, &text) // what is no string stays ""
 		id, err := parseID(text)
 		if err != nil {
-			f.fault(name, fault.Malformed, "element %d must be a UUID", i)
+			f.faultIn(name, i, fault.Malformed, "must be a UUID")
 			return nil
 		}
 		ids = append(ids, id)
@@ -260,7 +266,7 @@ func (f *fields) strs(name string) []string {
 	for i, raw := range list {
 		var text *string
 		if err := json.Unmarshal(raw, &text); err != nil || text == nil {
-			f.fault(name, fault.InvalidType, "element %d must be a string", i)
+			f.faultIn(name, i, fault.InvalidType, "must be a string")
 			return nil
 		}
 		texts = append(texts, *text)

@@ -23,6 +23,7 @@ import (
 	"converger/internal/auth"
 	"converger/internal/channel"
 	"converger/internal/delivery"
+	"converger/internal/fault"
 	"converger/internal/http/openapi"
 	"converger/internal/inbound"
 	"converger/internal/tenants"
@@ -518,9 +519,17 @@ func (d *described) check(r *http.Request, a *recording) error {
 		return faultf("the body is not as described; new members belong into the schema's properties, with ? behind their names if they may be absent: %v", err)
 	}
 	if isProblem(a) {
-		var p struct{ Code string }
+		var p struct {
+			Code   string
+			Errors []struct{ Pointer, Detail string }
+		}
 		if err := json.Unmarshal(a.body.Bytes(), &p); err != nil || !slices.Contains(response.Problems, p.Code) {
 			return faultf("the code %s is not described with this status: add it to `problems`", p.Code)
+		}
+		for _, e := range p.Errors { // whoever shows it puts the name in front
+			if name := e.Pointer[strings.LastIndex(e.Pointer, "/")+1:]; strings.HasPrefix(e.Detail, name+" ") || strings.HasPrefix(e.Detail, "element ") {
+				return faultf("the detail of %s says again what the pointer says: %q", e.Pointer, e.Detail)
+			}
 		}
 	}
 	return nil
@@ -532,9 +541,12 @@ func isProblem(a *recording) bool { return a.Header().Get("Content-Type") == typ
 func TestUndescribedAnswersAreFound(t *testing.T) {
 	t.Parallel()
 	f := newFront(t)
-	const list = "/api/v1/routing_rules"
+	const list, posted = "/api/v1/routing_rules", "POST /api/v1/routing_rules"
 	problem := func(code code) string {
 		return string(newProblem(code, "x").reply("https://hub.example", "req_x").body)
+	}
+	invalid := func(pointer, detail string) string {
+		return string(invalidProblem(fault.Invalidf(pointer, fault.Malformed, "%s", detail)).reply("https://hub.example", "req_x").body)
 	}
 	const rule = `{"data":[{"id":"01939d2c-0000-7000-8000-0000000000f0","name":"r","source_channel_id":"01939d2c-0000-7000-8000-0000000000c1","target_channel_ids":[],
 		"enabled":true,"tenant_id":"01939d2c-0000-7000-8000-0000000000e0","inserted_at":"2026-11-30T07:42:20Z","updated_at":"2026-11-30T07:42:20Z"}]}`
@@ -554,6 +566,9 @@ func TestUndescribedAnswersAreFound(t *testing.T) {
 		"no UUID":                 {list, typeJSON, 200, strings.Replace(rule, "01939d2c", "x", 1), "uuid"},
 		"problem":                 {list, typeProblem, 401, problem(codeMissingCredential), ""},
 		"problem of another kind": {list, typeProblem, 401, problem(codeInvalidSignature), "invalid_signature"},
+		"named twice":             {posted, typeProblem, 422, invalid("/a/name", "name must not be empty"), "says again"},
+		"element named twice":     {posted, typeProblem, 422, invalid("/names", "element 1 must be a UUID"), "says again"},
+		"named once":              {posted, typeProblem, 422, invalid("/a/name", "must not be empty"), ""},
 		"page":                    {"/docs", typeHTML, 200, "x", ""},
 		"no page":                 {"/docs", typeJSON, 200, "{}", "not described"},
 	}
@@ -566,7 +581,11 @@ func TestUndescribedAnswersAreFound(t *testing.T) {
 			}
 			a := &recording{ResponseWriter: w, status: tt.status}
 			a.body.WriteString(tt.body)
-			r := httptest.NewRequestWithContext(t.Context(), "GET", tt.path, nil)
+			method, path, given := strings.Cut(tt.path, " ")
+			if !given {
+				method, path = http.MethodGet, tt.path
+			}
+			r := httptest.NewRequestWithContext(t.Context(), method, path, nil)
 			err := f.described.check(r, a)
 			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("%v, want %q", err, tt.want)

@@ -662,7 +662,7 @@ func TestLimitPages(t *testing.T) {
 		v.Set(name, value)
 		return v
 	}
-	const limits, scales, bursts = "Limit must be a whole number from 0 (refuse everything) to 1,000,000,000.", "the time from 1 second to 1 day", "Burst "
+	const limits, scales, bursts = "Must be a whole number from 0 (refuse everything) to 1,000,000,000.", "the time from 1 second to 1 day", `id="burst-error">`
 	for _, tt := range []struct {
 		values url.Values
 		field  string
@@ -672,7 +672,7 @@ func TestLimitPages(t *testing.T) {
 		{with("limit", "99999999999999999999"), "limit", limits}, {with("limit", "1.5"), "limit", limits}, {with("limit", "<i>"), "limit", limits},
 		{with("scale_ms", "0"), "scale_ms", scales}, {with("scale_ms", "1441"), "scale_ms", scales}, {with("scale_ms", "x"), "scale_ms", scales},
 		{with("scale_ms", "9223372036854775807"), "scale_ms", scales}, {with("unit", "weeks"), "scale_ms", scales}, {with("scale_ms", "-2"), "scale_ms", scales},
-		{with("algorithm", "guess"), "algorithm", "Algorithm must be one of"}, {with("burst", "5"), "burst", bursts},
+		{with("algorithm", "guess"), "algorithm", "Must be one of"}, {with("burst", "5"), "burst", bursts},
 		{url.Values{"limit": {"1"}, "scale_ms": {"1"}, "unit": {"s"}, "algorithm": {"token_bucket"}, "burst": {"0"}}, "burst", bursts},
 		{url.Values{"limit": {"1"}, "scale_ms": {"24"}, "unit": {"h"}, "algorithm": {"token_bucket"}, "burst": {"1000000"}}, "burst", bursts},
 		{url.Values{}, "limit", limits},

@@ -129,7 +129,7 @@ func TestRoutingRuleRefusals(t *testing.T) {
 			"these target channels are inbound-only and cannot deliver outbound: whatsapp"}}},
 		"no UUID": {"PATCH", `{"routing_rule":{"target_channel_ids":["` + f.webhook.ID.String() + `",7],"source_channel_id":"x","name":1,"enabled":"yes"}}`, []refusal{
 			{"#/routing_rule/name", "invalid_type", "must be a string"}, {"#/routing_rule/source_channel_id", "malformed", "must be a UUID"},
-			{"#/routing_rule/target_channel_ids", "malformed", "element 1 must be a UUID"}, {"#/routing_rule/enabled", "invalid_type", "must be true or false"}}},
+			{"#/routing_rule/target_channel_ids/1", "malformed", "must be a UUID"}, {"#/routing_rule/enabled", "invalid_type", "must be true or false"}}},
 		"null":       {"PUT", `{"routing_rule":{"name":null}}`, []refusal{{"#/routing_rule/name", "invalid_type", "can't be null; leave it out to keep it"}}},
 		"no targets": {"PATCH", `{"routing_rule":{"target_channel_ids":[]}}`, []refusal{{"#/routing_rule/target_channel_ids", "required", "is required: name 1 to 20 channels"}}},
 	} {

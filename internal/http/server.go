@@ -245,6 +245,9 @@ func NewServer(h http.Handler, l *slog.Logger) *http.Server {
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(l.Handler(), slog.LevelDebug), // noise of strangers: bad TLS, cut connections
+
+		DisableGeneralOptionsHandler: true, // OPTIONS * is answered like the rest
+
+		ErrorLog: slog.NewLogLogger(l.Handler(), slog.LevelDebug), // noise of strangers: bad TLS, cut connections
 	}
 }

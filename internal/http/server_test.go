@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -400,21 +401,78 @@ func TestChunkedBodyIsCapped(t *testing.T) {
 	}
 }
 
-// What could be read in two ways is refused by the server before it is a request (UP-13).
-func TestSmugglingIsRefused(t *testing.T) {
+// What is no HTTP request, or could be read in two ways (UP-13), is refused by net/http ahead of the API: docs/api.md says so, and how.
+func TestWhatIsNoRequest(t *testing.T) {
 	t.Parallel()
 	f := newFront(t)
-	for name, request := range map[string]string{
-		"two lengths":        "POST /api/v1/conversations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}x",
-		"xchunked":           "POST /api/v1/conversations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n{}",
-		"space before colon": "GET /health/live HTTP/1.1\r\nHost : x\r\n\r\n",
-		"no host":            "GET /health/live HTTP/1.1\r\n\r\n",
-		"header too large":   "GET /health/live HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", maxHeaderBytes+8192) + "\r\n\r\n",
+	text := string(must(os.ReadFile("../../docs/api.md")))
+	_, documented, _ := strings.Cut(text, "What is no request")
+	documented, _, _ = strings.Cut(documented, "\n\n")
+	const rest = "Host: x\r\n\r\n"
+	for name, tt := range map[string]struct {
+		status  int
+		request string
+	}{
+		"two lengths":        {400, "POST /api/v1/conversations HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n" + rest + "{}x"},
+		"length no number":   {400, "POST /api/v1/conversations HTTP/1.1\r\nContent-Length: -2\r\n" + rest},
+		"space before colon": {400, "GET /health/live HTTP/1.1\r\nAccept : x\r\n" + rest},
+		"no colon":           {400, "GET /health/live HTTP/1.1\r\nAccept\r\n" + rest},
+		"control character":  {400, "GET /health/live HTTP/1.1\r\nAccept: \x01\r\n" + rest},
+		"no host":            {400, "GET /health/live HTTP/1.1\r\n\r\n"},
+		"two hosts":          {400, "GET /health/live HTTP/1.1\r\nHost: y\r\n" + rest},
+		"no request line":    {400, "hello\r\n" + rest},
+		"TLS":                {400, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"},
+		"no version":         {400, "GET /health/live\r\n" + rest},
+		"bad escape":         {400, "GET /%zz HTTP/1.1\r\n" + rest},
+		"header too large":   {431, "GET /health/live HTTP/1.1\r\nX: " + strings.Repeat("x", maxHeaderBytes+8192) + "\r\n" + rest},
+		"address too large":  {431, "GET /" + strings.Repeat("x", maxHeaderBytes+8192) + " HTTP/1.1\r\n" + rest},
+		"unknown coding":     {501, "POST /api/v1/conversations HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n" + rest + "{}"},
+		"two codings":        {501, "POST /api/v1/conversations HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n" + rest + "{}"},
+		"expectation":        {417, "POST /api/v1/conversations HTTP/1.1\r\nExpect: tea\r\nContent-Length: 2\r\n" + rest + "{}"},
+		"version to come":    {505, "GET /health/live HTTP/4.0\r\n" + rest},
 	} {
-		res, _ := f.exchange(t, request)
-		if res.StatusCode < 400 || !res.Close {
-			t.Errorf("%s: %v, close %v", name, res.Status, res.Close)
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			res, _ := f.exchange(t, tt.request)
+			body, err := io.ReadAll(res.Body)
+			if res.StatusCode != tt.status || !res.Close || err != nil {
+				t.Errorf("%v, close %v, %v; want %d and a close", res.Status, res.Close, err, tt.status)
+			}
+			kind := res.Header.Get("Content-Type")
+			if tt.status == http.StatusExpectationFailed {
+				kind += "text/plain; charset=utf-8" // it has no body
+			}
+			if kind != "text/plain; charset=utf-8" || res.Header.Get("X-Request-Id") != "" || strings.HasPrefix(string(body), "{") {
+				t.Errorf("%v %q", res.Header, body)
+			}
+			if !strings.Contains(documented, fmt.Sprintf(" %d ", tt.status)) {
+				t.Errorf("docs/api.md does not say %d", tt.status)
+			}
+		})
+	}
+}
+
+// What is a request is answered by the API, also where net/http has an answer of its own.
+func TestUnusualRequests(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	for name, tt := range map[string]struct {
+		status  int
+		request string
+	}{
+		"options of all": {404, "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n"},
+		"proxying":       {404, "CONNECT example.com:443 HTTP/1.1\r\nHost: x\r\n\r\n"},
+		"whole address":  {404, "GET http://example.com/nothing HTTP/1.1\r\nHost: x\r\n\r\n"},
+		"HTTP/1.0":       {404, "GET /nothing HTTP/1.0\r\n\r\n"},
+		"HTTP/2":         {404, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			res, _ := f.exchange(t, tt.request)
+			if res.StatusCode != tt.status || res.Header.Get("Content-Type") != typeProblem || res.Header.Get("X-Request-Id") == "" {
+				t.Errorf("%v %v, want %d", res.Status, res.Header, tt.status)
+			}
+		})
 	}
 }
 

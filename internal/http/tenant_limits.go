@@ -122,11 +122,14 @@ func (s *server) putLimit(c *call) (*reply, error) {
 	return s.limitNow(c, t.ID, b)
 }
 
-// deleteLimit restores the default. Removing what is not there changes nothing and is no error.
+// deleteLimit restores the default. Removing what is not there changes nothing and is no error, unless it can never be there.
 func (s *server) deleteLimit(c *call) (*reply, error) {
 	t, b, err := s.limitOf(c)
 	if err != nil {
 		return nil, err
+	}
+	if !b.Info().TenantOverride {
+		return nil, ratelimit.ErrNoOverride
 	}
 	if err := s.Tenants.DeleteLimit(c.ctx(), c.actor(), t.ID, b.String(), c.ifMatch()...); err != nil {
 		return nil, err

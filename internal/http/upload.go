@@ -584,8 +584,9 @@ func (s *server) putUploadTypes(c *call) (*reply, error) {
 	types := f.strs("types")
 	f.refuseUnknown()
 	for i, name := range types {
-		if !upload.Known(name) {
-			f.fault("types", fault.UnknownValue, "element %d is none of %s, %s", i, strings.Join(upload.DefaultTypes(), ", "), upload.TypeUnknown)
+		var ok bool
+		if types[i], ok = upload.ParseType(name); !ok {
+			f.faultIn("types", i, fault.UnknownValue, "%q is none of %s, %s", truncate(name, 100), strings.Join(upload.DefaultTypes(), ", "), upload.TypeUnknown)
 		}
 	}
 	if err := f.err(); err != nil {

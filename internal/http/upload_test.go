@@ -514,7 +514,7 @@ func TestUploadTypes(t *testing.T) {
 	if n := len(a.get(t, "data", "effective").([]any)); n != len(upload.DefaultTypes()) || len(a.get(t, "data", "types").([]any)) != 0 {
 		t.Errorf("%s", a)
 	}
-	a = u.call(t, "PUT", path, `{"types":["application/pdf","text/plain","text/plain"]}`, u.ops())
+	a = u.call(t, "PUT", path, `{"types":["application/pdf","Text/Plain","text/plain"]}`, u.ops())
 	a.is(t, 200, "")
 	if diff := cmp.Diff([]any{"application/pdf", "text/plain"}, a.get(t, "data", "effective")); diff != "" {
 		t.Error(diff)

@@ -26,7 +26,7 @@ const (
 type FieldError struct {
 	Pointer string // JSON pointer to the member, "" for the whole document
 	Code    string // one of the Code constants
-	Detail  string // names the field and the allowed range
+	Detail  string // what the member must be, with the allowed range; its name is in Pointer
 }
 
 // Errors is everything that is wrong with a document of limits.
@@ -50,16 +50,16 @@ func (e Errors) orNil() error {
 
 var (
 	limitRange = FieldError{"/limit", CodeOutOfRange,
-		"limit must be a whole number from 0 (refuse everything) to " + Grouped(MaxLimit)}
+		"must be a whole number from 0 (refuse everything) to " + Grouped(MaxLimit)}
 	scaleRange = FieldError{"/scale_ms", CodeOutOfRange,
-		fmt.Sprintf("scale_ms must be a whole number of milliseconds from %s to %s", Grouped(MinScale.Milliseconds()), Grouped(MaxScale.Milliseconds()))}
+		fmt.Sprintf("must be a whole number of milliseconds from %s to %s", Grouped(MinScale.Milliseconds()), Grouped(MaxScale.Milliseconds()))}
 	algorithmRange = FieldError{"/algorithm", CodeUnknownValue,
-		"algorithm must be one of " + strings.Join(algorithmNames[:], ", ")}
+		"must be one of " + strings.Join(algorithmNames[:], ", ")}
 	burstRange = FieldError{"/burst", CodeOutOfRange,
-		"burst must be a whole number from 1 to " + Grouped(MaxLimit)}
-	burstElsewhere = FieldError{"/burst", CodeUnknownMember, "burst is allowed with algorithm token_bucket only"}
+		"must be a whole number from 1 to " + Grouped(MaxLimit)}
+	burstElsewhere = FieldError{"/burst", CodeUnknownMember, "is allowed with algorithm token_bucket only"}
 	burstRefill    = FieldError{"/burst", CodeOutOfRange,
-		fmt.Sprintf("burst must refill within %d days at the rate of limit per scale_ms", int(MaxRefill/(24*time.Hour)))}
+		fmt.Sprintf("must refill within %d days at the rate of limit per scale_ms", int(MaxRefill/(24*time.Hour)))}
 )
 
 // ErrNoOverride says that tenants have no say in a bucket's limit.
@@ -165,7 +165,7 @@ func ParseOperator(raw []byte) (*Operator, error) {
 			continue
 		case b.Info().Default == Rule{}:
 			errs = append(errs, FieldError{m.pointer, CodeUnknownValue,
-				b.String() + " is set by the channel's own rate_limit"})
+				"is set by the channel's own rate_limit"})
 			continue
 		}
 		o.set[b] = true
@@ -260,12 +260,12 @@ func parseRule(b Bucket, raw []byte, operator bool) (r configured, err error) {
 			r.Algorithm = a
 		case m.name == "mode" && operator:
 			if r.count = text(m.value) == "count"; !r.count && text(m.value) != "enforce" {
-				report(FieldError{m.pointer, CodeUnknownValue, `mode must be "enforce" or "count"`})
+				report(FieldError{m.pointer, CodeUnknownValue, `must be "enforce" or "count"`})
 			}
 		case m.name == "backend" && operator:
 			var ok bool
 			if r.backend, ok = ParseBackend(text(m.value)); !ok {
-				report(FieldError{m.pointer, CodeUnknownValue, fmt.Sprintf("backend must be one of %v", backends)})
+				report(FieldError{m.pointer, CodeUnknownValue, fmt.Sprintf("must be one of %v", backends)})
 			}
 		default:
 			report(FieldError{m.pointer, CodeUnknownMember, "no such member; allowed are " + allowed})

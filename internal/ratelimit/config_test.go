@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"encoding/json"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -26,6 +27,9 @@ func problems(t *testing.T, err error) map[string]string {
 		}
 		if got[e.Pointer] = e.Code; e.Detail == "" {
 			t.Errorf("%s has no detail", e.Pointer)
+		}
+		if name := e.Pointer[strings.LastIndex(e.Pointer, "/")+1:]; name != "" && strings.HasPrefix(e.Detail, name+" ") {
+			t.Errorf("the detail of %s names it again: %q", e.Pointer, e.Detail)
 		}
 	}
 	return got

@@ -37,9 +37,11 @@ func DefaultTypes() []string {
 	}
 }
 
-// Known tells whether Sniff can say this type; another one in an allow-list would never allow anything.
-func Known(contentType string) bool {
-	return contentType == TypeUnknown || slices.Contains(DefaultTypes(), contentType)
+// ParseType reads the name of a type, whose case does not matter (RFC 9110, 8.3.1). It fails unless Sniff can say that type:
+// another one in an allow-list would never allow anything.
+func ParseType(name string) (contentType string, ok bool) {
+	contentType = strings.ToLower(name)
+	return contentType, contentType == TypeUnknown || slices.Contains(DefaultTypes(), contentType)
 }
 
 // Inline tells whether a browser may show a file of this type in place: pictures, sound, film and PDF. Everything else
