@@ -147,7 +147,11 @@ func (s *server) updateRange(c *call) (*reply, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	r, err := s.Tenants.UpdateAddressRange(c.ctx(), c.actor(), id, patch, tenants.Caller{Addr: c.ip, Force: force}, c.ifMatch()...)
+	expected, err := c.ifMatch()
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.Tenants.UpdateAddressRange(c.ctx(), c.actor(), id, patch, tenants.Caller{Addr: c.ip, Force: force}, expected...)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +170,11 @@ func (s *server) deleteRange(c *call) (*reply, error) {
 		return nil, err
 	}
 	force := q.Get("force") == "true"
-	if err := s.Tenants.DeleteAddressRange(c.ctx(), c.actor(), id, tenants.Caller{Addr: c.ip, Force: force}, c.ifMatch()...); err != nil {
+	expected, err := c.ifMatch()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Tenants.DeleteAddressRange(c.ctx(), c.actor(), id, tenants.Caller{Addr: c.ip, Force: force}, expected...); err != nil {
 		return nil, err
 	}
 	s.changed(c)

@@ -198,7 +198,11 @@ func (s *server) updateChannel(c *call) (*reply, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	ch, err := s.Channels.Update(c.ctx(), c.actor(), tenant, id, patch, c.ifMatch()...)
+	expected, err := c.ifMatch()
+	if err != nil {
+		return nil, err
+	}
+	ch, err := s.Channels.Update(c.ctx(), c.actor(), tenant, id, patch, expected...)
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +219,11 @@ func (s *server) deleteChannel(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Channels.Delete(c.ctx(), c.actor(), tenant, id, c.ifMatch()...); err != nil {
+	expected, err := c.ifMatch()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Channels.Delete(c.ctx(), c.actor(), tenant, id, expected...); err != nil {
 		return nil, err
 	}
 	s.changed(c)
@@ -242,7 +250,11 @@ func (s *server) rotateSecret(c *call) (*reply, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	ch, err := s.Channels.RotateSecret(c.ctx(), c.actor(), tenant, id, overlap, secret, c.ifMatch()...)
+	expected, err := c.ifMatch()
+	if err != nil {
+		return nil, err
+	}
+	ch, err := s.Channels.RotateSecret(c.ctx(), c.actor(), tenant, id, overlap, secret, expected...)
 	if err != nil {
 		return nil, err
 	}

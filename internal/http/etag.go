@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 )
@@ -40,33 +41,43 @@ func entityTag(version int64, body any) (string, error) {
 	return `"` + strconv.FormatInt(version, 10) + "." + hex.EncodeToString(digest[:8]) + `"`, nil
 }
 
-// ifMatch is the versions of which the caller expects the setting to have one; none: it expects nothing.
-func (c *call) ifMatch() []int64 {
+// ifMatch is the versions of which the caller expects the setting to have one; none: it expects nothing. An If-Match that
+// holds no tag guards against nothing while its sender thinks that it does, and so is refused.
+func (c *call) ifMatch() ([]int64, error) {
+	lines, given := c.r.Header["If-Match"]
+	if !given {
+		return nil, nil
+	}
+	list := strings.Join(lines, ",")      // they are one (RFC 9110, 5.2)
+	if strings.Trim(list, " \t") == "*" { // that it exists, which every change asks for
+		return nil, nil
+	}
 	var versions []int64
-	for t := range tags(c.r.Header["If-Match"]) {
-		if t == "*" { // that it exists, which every change asks for
-			return nil
+	for list != "" {
+		tag := entityTags.FindStringSubmatch(list)
+		if tag == nil {
+			return nil, malformedIfMatch()
+		}
+		list = list[len(tag[0]):]
+		if tag[2] == "" { // an empty element
+			continue
 		}
 		version := int64(-1) // no row's: what is no tag of ours, or a weak one, matches nothing
-		if head, _, ok := strings.Cut(strings.Trim(t, `"`), "."); ok && t[0] == '"' {
-			if v, err := strconv.ParseInt(head, 10, 64); err == nil {
-				version = v
-			}
+		head, _, ok := strings.Cut(strings.Trim(tag[2], `"`), ".")
+		if v, err := strconv.ParseInt(head, 10, 64); err == nil && ok && tag[1] == "" {
+			version = v
 		}
 		versions = append(versions, version)
 	}
-	return versions
+	if versions == nil {
+		return nil, malformedIfMatch()
+	}
+	return versions, nil
 }
 
-// tags are the members of the header's lists. Our tags hold no comma; what others hold matches nothing in any case.
-func tags(lines []string) func(yield func(string) bool) {
-	return func(yield func(string) bool) {
-		for _, line := range lines {
-			for t := range strings.SplitSeq(line, ",") {
-				if t = strings.TrimSpace(t); t != "" && !yield(t) {
-					return
-				}
-			}
-		}
-	}
+// entityTags matches the first element of a list of entity tags, with the comma behind it (RFC 9110, 8.8.3 and 5.6.1).
+var entityTags = regexp.MustCompile(`^[ \t]*(?:(W/)?("[^\x00-\x20"\x7F]*"))?[ \t]*(?:,|$)`)
+
+func malformedIfMatch() *problem {
+	return newProblem(codeInvalidParameter, `Invalid If-Match: it must be * or entity tags in quotes, as ETag shows them. Leave the header out to change the setting whatever it is by now.`)
 }

@@ -13,12 +13,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-chi/chi/v5"
 	"github.com/google/uuid"
 
 	"converger/internal/activity"
 	"converger/internal/auth"
 	"converger/internal/channel"
 	"converger/internal/delivery"
+	"converger/internal/http/openapi"
 	"converger/internal/tenants"
 )
 
@@ -383,6 +385,7 @@ func (f *front) settings(t testing.TB) []struct{ get, method, path, body string 
 	r := must(f.Tenants.CreateAddressRange(t.Context(), testActor, tenants.NewAddressRange{Prefix: netip.MustParsePrefix("198.51.100.0/24"), Kind: tenants.RangeDeny}, tenants.Caller{}))
 	ranges := managementPrefix + "/address_ranges/" + r.ID.String()
 	user := tenant + "/users/" + must(f.Users.Create(t.Context(), testActor, auth.TenantRealm(f.tenant.ID), auth.NewUser{Email: "ada@acme.example", Role: auth.RoleOwner})).ID.String()
+	admin := managementPrefix + "/admin_users/" + must(f.Users.Create(t.Context(), testActor, auth.Admins, auth.NewUser{Email: "ada@hub.example", Role: auth.RoleAdmin})).ID.String()
 	sink := f.newChannel(t, f.tenant.ID, newEcho("sink"))
 	rule := tenant + "/routing_rules/" + must(f.Rules.Create(t.Context(), testActor, f.tenant.ID, delivery.NewRoutingRule{
 		Name: "rule", SourceChannelID: f.webhook.ID, TargetChannelIDs: []uuid.UUID{sink.ID}})).ID.String()
@@ -404,6 +407,8 @@ func (f *front) settings(t testing.TB) []struct{ get, method, path, body string 
 		{ch, "DELETE", ch, ``},
 		{user, "PATCH", user, `{"name":"%d"}`},
 		{user, "DELETE", user, ``},
+		{admin, "PATCH", admin, `{"name":"%d"}`},
+		{admin, "DELETE", admin, ``},
 	}
 }
 
@@ -416,11 +421,39 @@ func (f *front) changesByOperators(t testing.TB) (n int) {
 	return n
 }
 
+// ifMatch sends lines of If-Match; some may be empty.
+func ifMatch(lines ...string) option {
+	return func(r *http.Request) { r.Header["If-Match"] = lines }
+}
+
+// otherTags are lines of If-Match that a setting does not meet whose tag is another, or this one where it may not be weak.
+func otherTags(tag string) [][]string {
+	return [][]string{{`"1.0000000000000000"`}, {`"x"`}, {`""`}, {`"a,b"`}, {`"*"`}, {"W/" + tag}, {"W/" + tag + `, "x"`}, {`"x"`, `"y"`}, {`"x"`, "W/" + tag}, {"", `"x"`}, {`"a,` + strings.Trim(tag, `"`) + `"`}, {`"é"`}}
+}
+
+// noTags are lines of If-Match that hold no list of tags.
+func noTags(tag string) [][]string {
+	bare := strings.Trim(tag, `"`)
+	return [][]string{{""}, {" "}, {","}, {" ,\t, "}, {"", ""}, {"x"}, {bare}, {`"x`}, {`x"`}, {"'" + bare + "'"}, {tag + tag}, {tag + ` "x"`}, {tag + ";"}, {"w/" + tag}, {"W/ " + tag}, {"W/"},
+		{"*, " + tag}, {tag + ", *"}, {"*", tag}, {"*,"}, {"**"}, {`"x y"`}, {tag, "x"}}
+}
+
+// right are lines of If-Match that name a tag.
+var right = []func(tag string) []string{
+	func(tag string) []string { return []string{tag} },
+	func(tag string) []string { return []string{`"x", ` + tag} },
+	func(tag string) []string { return []string{tag + `,W/"x",,`} },
+	func(tag string) []string { return []string{`"x"`, " \t" + tag + "\t "} },
+	func(tag string) []string { return []string{"", `"a,b",` + tag} },
+}
+
 func TestEntityTags(t *testing.T) {
 	t.Parallel()
 	f := newFront(t)
+	tried := map[string]bool{}
 	for i, s := range f.settings(t) {
 		name := s.method + " " + s.path
+		tried[s.method+" "+f.described.routes.Find(chi.NewRouteContext(), s.method, s.path)] = true
 		body := func(n int) string {
 			if strings.Contains(s.body, "%d") {
 				return fmt.Sprintf(s.body, 10*i+n)
@@ -443,13 +476,19 @@ func TestEntityTags(t *testing.T) {
 		f.call(t, "GET", s.get, "", bearer(f.operatorOf(t)), header("If-None-Match", `"1.0000000000000000"`)).is(t, 200, "")
 
 		before := f.changesByOperators(t)
-		for _, given := range []string{`"1.0000000000000000"`, `"x"`, `x`, "W/" + tag, strings.Trim(tag, `"`), `""`} {
-			f.call(t, s.method, s.path, body(1), bearer(f.operatorOf(t)), header("If-Match", given)).is(t, 412, codePreconditionFailed)
+		for _, given := range otherTags(tag) {
+			f.call(t, s.method, s.path, body(1), bearer(f.operatorOf(t)), ifMatch(given...)).is(t, 412, codePreconditionFailed)
+		}
+		for _, given := range noTags(tag) {
+			a := f.call(t, s.method, s.path, body(1), bearer(f.operatorOf(t)), ifMatch(given...))
+			if a.is(t, 400, codeInvalidParameter); !strings.Contains(a.get(t, "detail").(string), "Invalid If-Match") {
+				t.Errorf("%s with If-Match %q: %s", name, given, a)
+			}
 		}
 		if n := f.changesByOperators(t); n != before {
 			t.Errorf("%s: refused changes left %d lines in the audit log", name, n-before)
 		}
-		a := f.call(t, s.method, s.path, body(2), bearer(f.operatorOf(t)), header("If-Match", `"x", `+tag))
+		a := f.call(t, s.method, s.path, body(2), bearer(f.operatorOf(t)), ifMatch(right[i%len(right)](tag)...))
 		if a.StatusCode >= 300 {
 			t.Fatalf("%s with the right tag: %s", name, a)
 		}
@@ -465,6 +504,15 @@ func TestEntityTags(t *testing.T) {
 		f.call(t, s.method, s.path, body(3), bearer(f.operatorOf(t)), header("If-Match", tag)).is(t, 412, codePreconditionFailed)
 		f.call(t, s.method, s.path, body(4), bearer(f.operatorOf(t))).is(t, 200, "") // nobody has to
 		f.call(t, s.method, s.path, body(5), bearer(f.operatorOf(t)), header("If-Match", "*")).is(t, 200, "")
+		f.call(t, s.method, s.path, body(6), bearer(f.operatorOf(t)), ifMatch(" * ")).is(t, 200, "")
+	}
+	for _, path := range f.described.doc.Paths {
+		for _, op := range *path.Value {
+			guarded := slices.ContainsFunc(op.Value.Parameters, func(p *openapi.Parameter) bool { return p.Name == "If-Match" })
+			if name := strings.ToUpper(op.Name) + " " + path.Name; guarded && !tried[name] && !strings.Contains(name, rulesPath+"/") { // TestRoutingRuleTags
+				t.Errorf("%s takes If-Match and is not tried", name)
+			}
+		}
 	}
 }
 

@@ -186,7 +186,11 @@ func (s *server) updateRoutingRule(c *call) (*reply, error) {
 	if err := c.ruleFaults(f); err != nil {
 		return nil, err
 	}
-	r, err := s.Rules.Update(c.ctx(), c.actor(), c.Tenant.ID, before.ID, patch, c.ifMatch()...)
+	expected, err := c.ifMatch()
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.Rules.Update(c.ctx(), c.actor(), c.Tenant.ID, before.ID, patch, expected...)
 	if err != nil {
 		return nil, f.inRule(err)
 	}
@@ -199,7 +203,11 @@ func (s *server) deleteRoutingRule(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Rules.Delete(c.ctx(), c.actor(), c.Tenant.ID, r.ID, c.ifMatch()...); err != nil {
+	expected, err := c.ifMatch()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Rules.Delete(c.ctx(), c.actor(), c.Tenant.ID, r.ID, expected...); err != nil {
 		return nil, err
 	}
 	s.changed(c)

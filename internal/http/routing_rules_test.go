@@ -207,8 +207,11 @@ func TestRoutingRuleTags(t *testing.T) {
 	path, tag := rulesPath+"/"+made.get(t, "data", "id").(string), made.Header.Get("Etag")
 	f.call(t, "GET", path, "", f.apiKey(), header("If-None-Match", tag)).is(t, 304, "")
 	f.call(t, "PUT", path, `{"routing_rule":{"name":"store"}}`, f.apiKey(), header("If-Match", tag)).is(t, 200, "")
-	f.call(t, "PATCH", path, `{"routing_rule":{"name":"boutique"}}`, f.apiKey(), header("If-Match", tag)).is(t, 412, codePreconditionFailed)
-	f.call(t, "DELETE", path, "", f.apiKey(), header("If-Match", tag)).is(t, 412, codePreconditionFailed)
+	body := map[string]string{"PUT": `{"routing_rule":{"name":"boutique"}}`, "PATCH": `{"routing_rule":{"name":"boutique"}}`, "DELETE": ""}
+	for method, body := range body {
+		f.call(t, method, path, body, f.apiKey(), header("If-Match", tag)).is(t, 412, codePreconditionFailed)
+		f.call(t, method, path, body, f.apiKey(), ifMatch("")).is(t, 400, codeInvalidParameter)
+	}
 	if name := f.call(t, "GET", path, "", f.apiKey()).get(t, "data", "name"); name != "store" {
 		t.Errorf("the rule is named %v, want the first change's name", name)
 	}

@@ -116,7 +116,11 @@ func (s *server) putLimit(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Tenants.SetLimit(c.ctx(), c.actor(), t.ID, b.String(), canonical, c.ifMatch()...); err != nil {
+	expected, err := c.ifMatch()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Tenants.SetLimit(c.ctx(), c.actor(), t.ID, b.String(), canonical, expected...); err != nil {
 		return nil, err
 	}
 	return s.limitNow(c, t.ID, b)
@@ -131,7 +135,11 @@ func (s *server) deleteLimit(c *call) (*reply, error) {
 	if !b.Info().TenantOverride {
 		return nil, ratelimit.ErrNoOverride
 	}
-	if err := s.Tenants.DeleteLimit(c.ctx(), c.actor(), t.ID, b.String(), c.ifMatch()...); err != nil {
+	expected, err := c.ifMatch()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Tenants.DeleteLimit(c.ctx(), c.actor(), t.ID, b.String(), expected...); err != nil {
 		return nil, err
 	}
 	return s.limitNow(c, t.ID, b)

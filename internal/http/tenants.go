@@ -123,7 +123,11 @@ func (s *server) updateTenant(c *call) (*reply, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	t, err := s.Tenants.Update(c.ctx(), c.actor(), id, patch, c.ifMatch()...)
+	expected, err := c.ifMatch()
+	if err != nil {
+		return nil, err
+	}
+	t, err := s.Tenants.Update(c.ctx(), c.actor(), id, patch, expected...)
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +146,11 @@ func (s *server) setStatus(c *call, status tenants.Status) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := s.Tenants.SetStatus(c.ctx(), c.actor(), id, status, c.ifMatch()...)
+	expected, err := c.ifMatch()
+	if err != nil {
+		return nil, err
+	}
+	t, err := s.Tenants.SetStatus(c.ctx(), c.actor(), id, status, expected...)
 	if err != nil {
 		return nil, err
 	}

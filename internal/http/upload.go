@@ -592,7 +592,11 @@ func (s *server) putUploadTypes(c *call) (*reply, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	if _, err := s.Tenants.SetUploadTypes(c.ctx(), c.actor(), t.ID, types, c.ifMatch()...); err != nil {
+	expected, err := c.ifMatch()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.Tenants.SetUploadTypes(c.ctx(), c.actor(), t.ID, types, expected...); err != nil {
 		return nil, err
 	}
 	s.changed(c)

@@ -176,7 +176,11 @@ func (s *server) patchUser(c *call, realm auth.Realm) (*reply, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	u, err := s.Users.Update(c.ctx(), c.actor(), realm, id, change, c.ifMatch()...)
+	expected, err := c.ifMatch()
+	if err != nil {
+		return nil, err
+	}
+	u, err := s.Users.Update(c.ctx(), c.actor(), realm, id, change, expected...)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +192,11 @@ func (s *server) removeUser(c *call, realm auth.Realm) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Users.Delete(c.ctx(), c.actor(), realm, id, c.ifMatch()...); err != nil {
+	expected, err := c.ifMatch()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Users.Delete(c.ctx(), c.actor(), realm, id, expected...); err != nil {
 		return nil, err
 	}
 	return &reply{status: http.StatusNoContent}, nil

@@ -510,7 +510,7 @@ func (b *builder) problems(rt Route, op *operation, out *Operation) {
 		}
 	}
 	if op.Versioned && rt.Method != http.MethodGet {
-		codes = append(codes, "precondition_failed")
+		codes = append(codes, "precondition_failed", "invalid_parameter") // the tag; an If-Match without one
 	}
 	if op.Idempotent {
 		codes = append(codes, "invalid_idempotency_key", "idempotency_key_reused", "request_in_progress")
