@@ -141,7 +141,7 @@ func (c channelsListCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	found, _, err := h.list(path, nil, 0)
+	found, err := h.whole(path)
 	if err != nil {
 		return err
 	}

@@ -63,7 +63,7 @@ func (c keysListCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	found, _, err := h.list(path, nil, 0)
+	found, err := h.whole(path)
 	if err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (c keysRotateCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	keys, _, err := h.list(path, nil, 0)
+	keys, err := h.whole(path)
 	if err != nil {
 		return err
 	}

@@ -76,7 +76,7 @@ func (c limitsGetCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	found, _, err := h.list(path, nil, 0)
+	found, err := h.whole(path)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,11 @@ import (
 	"time"
 )
 
-// newLogger makes the program's logger. Durations are written in milliseconds, which people and log queries can read.
+// newLogger makes the program's logger. Debug is for developers, info for what is as it should be, warn for what somebody should look at, error
+// for what was lost or needs somebody. An outage is told once when it begins and once when it is over, both as warnings with the
+// attribute outage, true and false, so that no level shows one end alone.
+//
+// Durations are written in milliseconds, which people and log queries can read.
 func newLogger(cfg Config, w io.Writer) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: cfg.LogLevel, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		if a.Value.Kind() == slog.KindDuration {
@@ -30,7 +34,8 @@ const (
 
 // calmHandler holds repeated warnings and errors back, so that a lost database is a line every ten seconds and not forty a
 // second: of each message the first is written, then one for each calmFor with the number of those left out. What belongs
-// to a request is always written: somebody may ask for it by its id.
+// to a request is always written: somebody may ask for it by its id; and so are both ends of an outage, which are told once each. Peers
+// are told apart.
 type calmHandler struct {
 	slog.Handler
 	seen *seen
@@ -48,15 +53,20 @@ type burst struct {
 
 // Handle implements [slog.Handler].
 func (h *calmHandler) Handle(ctx context.Context, r slog.Record) error {
-	ofRequest := false
+	always, message := r.Level < slog.LevelWarn, r.Message
 	r.Attrs(func(a slog.Attr) bool {
-		ofRequest = a.Key == "request_id"
-		return !ofRequest
+		switch a.Key {
+		case "request_id", "outage":
+			always = true
+		case "peer":
+			message += " " + a.Value.String()
+		}
+		return !always
 	})
-	if r.Level < slog.LevelWarn || ofRequest {
+	if always {
 		return h.Handler.Handle(ctx, r)
 	}
-	skipped, write := h.seen.note(r.Message, r.Time)
+	skipped, write := h.seen.note(message, r.Time)
 	if !write {
 		return nil
 	}

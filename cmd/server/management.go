@@ -291,6 +291,16 @@ func (h *hubClient) list(path string, query url.Values, limit int) (items []memb
 	}
 }
 
+// whole reads a list that has no pages.
+func (h *hubClient) whole(path string) ([]members, error) {
+	answer, err := h.call(http.MethodGet, path, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	items := []members{} // an empty list is [] in JSON
+	return items, decode(answer.Data, &items)
+}
+
 // tenantID finds a tenant's id by what was typed: an id, or a name.
 func (h *hubClient) tenantID(typed string) (string, error) {
 	if isID(typed) {

@@ -42,7 +42,7 @@ func (c tokensListCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	found, _, err := h.list("/operator_tokens", nil, 0)
+	found, err := h.whole("/operator_tokens")
 	if err != nil {
 		return err
 	}

@@ -235,7 +235,7 @@ func (c usersSessionsCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	found, _, err := h.list(user+"/sessions", nil, 0)
+	found, err := h.whole(user + "/sessions")
 	if err != nil {
 		return err
 	}

@@ -82,9 +82,9 @@ func (f *finder) find(ctx context.Context) (list []netip.AddrPort, known bool) {
 	if failed := len(problems) > 0; failed != f.failed {
 		f.failed = failed
 		if failed {
-			f.log.Warn("peers can't be looked up; the last good answer stands", slog.Any("error", errors.Join(problems...)), slog.Any("last", list))
+			f.log.Warn("peers can't be looked up; the last good answer stands", slog.Bool("outage", true), slog.Any("error", errors.Join(problems...)), slog.Any("last", list))
 		} else {
-			f.log.Info("peers are looked up again", slog.Any("found", list))
+			f.log.Warn("peers are looked up again", slog.Bool("outage", false), slog.Any("found", list))
 		}
 	}
 	return list, len(list) > 0

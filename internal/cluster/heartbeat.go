@@ -30,12 +30,12 @@ func (n *Node) heartbeat(ctx context.Context) {
 				lastSweep = time.Now()
 			}
 			if failing {
-				n.log.Info("heartbeats reach the database again")
+				n.log.Warn("heartbeats reach the database again", slog.Bool("outage", false))
 			}
 			failing = false
 		default:
 			if !failing {
-				n.log.Warn("the heartbeat does not reach the database: silent nodes count as living until it does", slog.Any("error", err))
+				n.log.Warn("the heartbeat does not reach the database: silent nodes count as living until it does", slog.Bool("outage", true), slog.Any("error", err))
 			}
 			failing = true
 		}

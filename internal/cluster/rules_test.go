@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 const never = -1 * time.Nanosecond
@@ -262,5 +263,26 @@ func TestConfigCheck(t *testing.T) {
 	}
 	if _, err := New(Config{Label: "a", Bind: ":1", Query: "x"}); !errors.Is(err, ErrSecretRequired) {
 		t.Errorf("errors.Is does not find ErrSecretRequired in %v", err)
+	}
+}
+
+// Whoever is told that a peer can't be heard is told when it can: both lines are warnings.
+func TestBothEndsOfASplitAreWarnings(t *testing.T) {
+	t.Parallel()
+	n := &Node{}
+	var err error
+	if n.metrics, err = newMetrics(prometheus.NewRegistry(), n); err != nil {
+		t.Fatal(err)
+	}
+	p := &peer{}
+	n.note(p, Visible, true)
+	for _, step := range []struct {
+		standing Standing
+		outage   bool
+	}{{Split, true}, {Visible, false}, {Split, true}, {Visible, false}} {
+		r := n.note(p, step.standing, true)
+		if diff := cmp.Diff([]any{slog.Bool("outage", step.outage)}, r.attrs, cmp.Comparer(slog.Attr.Equal)); r.level != slog.LevelWarn || diff != "" {
+			t.Errorf("%s at %v: %s", r.text, r.level, diff)
+		}
 	}
 }

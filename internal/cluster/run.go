@@ -267,9 +267,9 @@ func (n *Node) judgeAll() (remarks []remark) {
 		case standing == Split && s.heard < 0 && !settled:
 			standing = Joining // we are: there was no time to hear it yet
 		}
-		if level, text := n.note(p, standing, alive); text != "" {
-			remarks = append(remarks, remark{level, text, []any{
-				slog.String("peer", id.String()), slog.String("name", p.m.Name), slog.String("address", p.m.Address)}})
+		if r := n.note(p, standing, alive); r.text != "" {
+			r.attrs = append(r.attrs, slog.String("peer", id.String()), slog.String("name", p.m.Name), slog.String("address", p.m.Address))
+			remarks = append(remarks, r)
 		}
 		if !alive && (!p.gossip || p.leaving) {
 			n.remove(p)
@@ -335,27 +335,27 @@ func (n *Node) remove(p *peer) {
 }
 
 // note counts what became of a peer, and gives the words for it, if it is worth any.
-func (n *Node) note(p *peer, standing Standing, alive bool) (level slog.Level, text string) {
+func (n *Node) note(p *peer, standing Standing, alive bool) (r remark) {
 	switch was, now := p.listed && p.standing != Joining, alive && standing != Joining; {
 	case !was && now && standing == Visible:
 		n.metrics.arrivals.Inc()
-		level, text = slog.LevelInfo, "a node has joined the cluster"
+		r = remark{level: slog.LevelInfo, text: "a node has joined the cluster"}
 	case now && standing == Split && !was && n.isForeign(p):
-		level, text = slog.LevelWarn, "a node of another cluster uses this database: limits are shared out with it (CLUSTER_LABEL "+p.label+")"
+		r = remark{level: slog.LevelWarn, text: "a node of another cluster uses this database: limits are shared out with it (CLUSTER_LABEL " + p.label + ")"}
 	case now && standing == Split && (!was || p.standing != Split):
 		n.metrics.splits.Inc()
-		level, text = slog.LevelWarn, "a node that lives can't be heard: limits are shared out"
+		r = remark{slog.LevelWarn, "a node that lives can't be heard: limits are shared out", []any{slog.Bool("outage", true)}}
 	case was && now && standing == Visible && p.standing == Split:
-		level, text = slog.LevelInfo, "a node can be heard again"
+		r = remark{slog.LevelWarn, "a node can be heard again", []any{slog.Bool("outage", false)}}
 	case was && !now && p.leaving:
 		n.metrics.left.Inc()
-		level, text = slog.LevelInfo, "a node has left the cluster"
+		r = remark{level: slog.LevelInfo, text: "a node has left the cluster"}
 	case was && !now:
 		n.metrics.died.Inc()
-		level, text = slog.LevelWarn, "a node is gone"
+		r = remark{level: slog.LevelWarn, text: "a node is gone"}
 	}
 	p.standing, p.listed = standing, alive
-	return level, text
+	return r
 }
 
 // admit finds or makes the peer that has opened a stream to us; nil if it said before that it leaves.

@@ -184,6 +184,55 @@ func TestBadQueriesAndHeaders(t *testing.T) {
 	}
 }
 
+// Parameters that a route does not have, and those given twice, are one thing over all routes for operators: refused. The other APIs
+// ignore them, as the original did.
+func TestUnknownParameters(t *testing.T) {
+	t.Parallel()
+	f := newFront(t, unlimited)
+	v := f.newConversation(t)
+	token := f.newToken(t, auth.Claims{UserID: "u", ConversationID: v.ID})
+	ids := strings.NewReplacer("{conversation_id}", v.ID.String(), "{tenant_id}", f.tenant.ID.String(), "{channel_id}", f.webhook.ID.String(), "{bucket}", "upload")
+	tried := 0
+	for _, rt := range f.routes {
+		path := ids.Replace(rt.pattern)
+		for strings.Contains(path, "{") {
+			begin, end := strings.Index(path, "{"), strings.Index(path, "}")
+			path = path[:begin] + uuid.NewString() + path[end+1:]
+		}
+		switch rt.auth {
+		case credentialOperator:
+			before := f.changesByOperators(t)
+			for _, query := range []string{"colour=red", "=1", "Limit=1", "limit%5B%5D=1", "cursor=&colour", "limit=1&limit=2", "force=true&force=true", "%zz", "limit=1;colour=1"} {
+				a := f.call(t, rt.method, path+"?"+query, "{}", bearer(f.operatorOf(t)))
+				a.is(t, 400, codeInvalidParameter)
+				if detail := a.get(t, "detail").(string); !strings.Contains(detail, "Invalid ") && !strings.Contains(detail, "malformed") {
+					t.Errorf("%s %s?%s: %s", rt.method, rt.pattern, query, detail)
+				}
+				tried++
+			}
+			if n := f.changesByOperators(t); n != before {
+				t.Errorf("%s %s: refused requests changed something", rt.method, rt.pattern)
+			}
+		case credentialKey, credentialKeyOrSecret, credentialToken:
+			if rt.method != "GET" {
+				continue
+			}
+			with := []option{f.apiKey()}
+			if rt.auth == credentialToken {
+				with = []option{bearer(token)}
+			}
+			want := f.call(t, rt.method, path, "", with...).StatusCode
+			if got := f.call(t, rt.method, path+"?colour=red&limit=1&limit=2", "", with...).StatusCode; got != want || got == 400 {
+				t.Errorf("%s %s with parameters that it does not have: %d, without %d", rt.method, rt.pattern, got, want)
+			}
+			tried++
+		}
+	}
+	if tried < 300 {
+		t.Errorf("only %d cases: the table is not what the test thinks", tried)
+	}
+}
+
 func TestIdempotencyKeyForms(t *testing.T) {
 	t.Parallel()
 	for value, want := range map[string]string{`abc`: "abc", `"abc"`: "abc", `"a\"b\\c"`: `a"b\c`, strings.Repeat("k", 255): strings.Repeat("k", 255), `a"b`: `a"b`} {

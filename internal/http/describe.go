@@ -59,6 +59,21 @@ func (s *server) describe() (*description, error) {
 	return d, nil
 }
 
+// query is the names of the parameters that a route takes in its query, as it is described; the description is checked against what routes
+// do by every request of the tests.
+func (d *description) query(rt *route) (names []string) {
+	if item, ok := d.doc.Paths.Get(rt.pattern); ok {
+		if op, ok := item.Get(strings.ToLower(rt.method)); ok {
+			for _, p := range op.Parameters {
+				if p.In == "query" {
+					names = append(names, p.Name)
+				}
+			}
+		}
+	}
+	return names
+}
+
 func (s *server) showOpenAPI(c *call) (*reply, error) {
 	p := &reply{status: http.StatusOK, contentType: typeJSON, body: s.description.text}
 	if matches(c.r.Header, s.description.etag) {
@@ -157,7 +172,9 @@ func (rt *route) guardProblems() []code {
 		if rt.auth == credentialKey || rt.auth == credentialKeyOrSecret || rt.auth == credentialOperator || rt.auth == credentialToken {
 			add(codeCredentialExpired, codeCredentialRevoked)
 		}
-		if rt.auth != credentialOperator {
+		if rt.auth == credentialOperator {
+			add(codeInvalidParameter)
+		} else {
 			add(codeTenantSuspended)
 		}
 		if rt.auth == credentialSecret || rt.auth == credentialToken || rt.auth == credentialLegacy || rt.auth == credentialKey || rt.auth == credentialKeyOrSecret {

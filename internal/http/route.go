@@ -3,7 +3,10 @@ package http
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/go-chi/chi/v5"
@@ -63,9 +66,10 @@ type route struct {
 	scope           tenants.Scopes   // 0: none
 	bucket          ratelimit.Bucket // 0: not limited
 	body            bodyKind
-	maxBody         int64 // bytes
-	file            bool  // answers with the bytes of a file of any type
-	quiet           bool  // probes: their lines are for debugging only
+	maxBody         int64    // bytes
+	query           []string // parameters of the query, of routes for operators; see checkQuery
+	file            bool     // answers with the bytes of a file of any type
+	quiet           bool     // probes: their lines are for debugging only
 
 	area        area       // pages: whose
 	right       auth.Right // pages: what the person must have the right to; 0: to look
@@ -194,6 +198,11 @@ func (s *server) answer(c *call, rt *route) (*reply, error) {
 	if rt.scope != 0 && !c.Scopes().Has(rt.scope) {
 		return nil, newProblem(codeInsufficientScope, "This request needs a credential with the scope %q.", scopeName(rt.scope))
 	}
+	if rt.auth == credentialOperator {
+		if err := rt.checkQuery(c); err != nil {
+			return nil, err
+		}
+	}
 	if !rt.file && rt.area == areaNone && !acceptsJSON(c.r.Header) && rt.auth != credentialNone && rt.auth != credentialMetrics && rt.auth != credentialSignature {
 		return nil, newProblem(codeNotAcceptable, "This API answers in JSON, which the Accept header excludes.")
 	}
@@ -209,6 +218,29 @@ func (s *server) answer(c *call, rt *route) (*reply, error) {
 		}
 	}
 	return rt.handle(c)
+}
+
+// checkQuery refuses parameters that the route does not have, as unknown members of bodies are, and those given twice: what an
+// operator meant to narrow must not reach everything.
+func (rt *route) checkQuery(c *call) error {
+	if c.r.URL.RawQuery == "" {
+		return nil
+	}
+	q, err := c.query()
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(q)) {
+		switch quoted := strconv.QuoteToASCII(truncate(name, 50)); {
+		case len(rt.query) == 0:
+			return newProblem(codeInvalidParameter, "Invalid %s: this address takes no parameters.", quoted)
+		case !slices.Contains(rt.query, name):
+			return newProblem(codeInvalidParameter, "Invalid %s: this address takes the parameters %s.", quoted, strings.Join(rt.query, ", "))
+		case len(q[name]) > 1:
+			return newProblem(codeInvalidParameter, "Invalid %s: it is given more than once.", quoted)
+		}
+	}
+	return nil
 }
 
 func (s *server) noteUse(c *call) {

@@ -205,6 +205,9 @@ func newServer(d Deps) (*server, error) {
 	if s.description, err = s.describe(); err != nil {
 		return nil, fmt.Errorf("http: describe the routes: %w", err)
 	}
+	for i := range s.routes {
+		s.routes[i].query = s.description.query(&s.routes[i])
+	}
 	s.mux = s.mount()
 	return s, nil
 }

@@ -61,7 +61,7 @@ func (o *outage) failed(reason string, err error) {
 	if said := o.said.Load(); now-said >= int64(time.Second) && !o.down.Load() && o.said.CompareAndSwap(said, now) {
 		o.down.Store(true)
 		o.log.Warn("rate limits: the owner of a key can't be asked, deciding with a share of the limit",
-			slog.String("reason", reason), slog.Any("error", err))
+			slog.Bool("outage", true), slog.String("reason", reason), slog.Any("error", err))
 	}
 }
 
@@ -79,7 +79,7 @@ func (o *outage) look() {
 		return
 	}
 	o.said.Store(now)
-	o.log.Info("rate limits: owners of keys answer again", slog.Int64("decided_alone", o.n.Swap(0)))
+	o.log.Warn("rate limits: owners of keys answer again", slog.Bool("outage", false), slog.Int64("decided_alone", o.n.Swap(0)))
 }
 
 func (s *Store) register(reg prometheus.Registerer) error {

@@ -96,7 +96,7 @@ func (o *outage) failed(reason string, err error, nodes int) {
 	if reason == reasonCluster {
 		line += "; it is a Redis Cluster, so add ?cluster=true to RATE_LIMIT_REDIS_URL"
 	}
-	o.log.Warn(line, slog.String("reason", reason), slog.Any("error", err), slog.Int("nodes", nodes))
+	o.log.Warn(line, slog.Bool("outage", true), slog.String("reason", reason), slog.Any("error", err), slog.Int("nodes", nodes))
 }
 
 // well is called when Redis has answered: an outage is over after a second without a failure.
@@ -107,7 +107,7 @@ func (o *outage) well() {
 	o.mu.Lock()
 	since := o.since
 	o.mu.Unlock()
-	o.log.Info("rate limits: Redis answers again",
+	o.log.Warn("rate limits: Redis answers again", slog.Bool("outage", false),
 		slog.Int64("decided_alone", o.n.Swap(0)), slog.Duration("after", time.Since(since).Round(time.Millisecond)))
 }
 
