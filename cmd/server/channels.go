@@ -201,6 +201,9 @@ func (c channelsUpdateCmd) Run(e *env) error {
 	if c.Name != nil {
 		change["name"] = *c.Name
 	}
+	if len(change) == 0 {
+		return errNoChange
+	}
 	h, ch, err := c.call(e, http.MethodPatch, "", change)
 	if err != nil {
 		return err

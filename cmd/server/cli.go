@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
+	"strings"
+	"time"
 
 	"github.com/alecthomas/kong"
 	"github.com/google/uuid"
@@ -19,6 +22,9 @@ type misused string
 func (m misused) Error() string { return string(m) }
 func (misused) ExitCode() int   { return exitUsage }
 
+// errNoChange is of a command that was told nothing to change.
+const errNoChange = misused("what is to be changed? Pass at least one of the flags that --help lists")
+
 // idArg is an argument or a flag that names something by its id alone.
 type idArg struct{ uuid.UUID }
 
@@ -28,6 +34,20 @@ func (i *idArg) UnmarshalText(text []byte) error {
 		return fmt.Errorf("must be an id such as 01a22bed-4fce-7919-9f38-f5f2e99b7618, not %q", text)
 	}
 	return i.UUID.UnmarshalText(text)
+}
+
+// decodeDuration reads a duration, and says in our words what it is.
+func decodeDuration(ctx *kong.DecodeContext, target reflect.Value) error {
+	var text string
+	if err := ctx.Scan.PopValueInto("duration", &text); err != nil {
+		return err
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		return fmt.Errorf("must be a time such as 90s, 15m or 24h, not %q", text)
+	}
+	target.SetInt(int64(d))
+	return nil
 }
 
 // isID tells an id from a name.
@@ -84,6 +104,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		kong.Vars{"version": "converger " + version},
 		kong.Writers(stdout, stderr),
 		kong.Bind(e),
+		kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(decodeDuration)),
 		kong.Exit(func(int) { exited = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
 	)
@@ -104,7 +125,11 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 				command = node.FullPath()
 			}
 		}
-		fmt.Fprintf(stderr, "server: %v\nTry: %s --help\n", err, command)
+		said := err.Error()
+		if lacks, ok := strings.CutPrefix(said, `expected "<`); ok { // as kong puts it
+			said = "missing <" + strings.TrimSuffix(lacks, `"`)
+		}
+		fmt.Fprintf(stderr, "server: %s\nTry: %s --help\n", said, command)
 		return errUsage
 	}
 	return kctx.Run()

@@ -152,6 +152,52 @@ func lineOf(leaf *kong.Node, wrong *kong.Value, text string) []string {
 	return line
 }
 
+// A command that changes something says so when it is told nothing to change, and one that lacks something names it.
+func TestCommandsSayWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	parser, err := kong.New(&cli{}, kong.Name("server"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	updates := 0
+	for _, leaf := range parser.Model.Leaves(true) {
+		line := lineOf(leaf, nil, "")
+		if leaf.Name == "update" {
+			updates++
+			if strings.HasPrefix(leaf.FullPath(), "server users") {
+				line = append(line, "--admins")
+			}
+			if err := start(t, nil, line...).result(t); err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), "what is to be changed?") {
+				t.Errorf("server %q without a change: %v", line, err)
+			}
+		}
+		for i, arg := range leaf.Positional {
+			if !arg.Required {
+				continue
+			}
+			p := start(t, nil, line[:len(strings.Fields(leaf.FullPath()))-1+i]...)
+			if err := p.result(t); !errors.Is(err, errUsage) || !strings.HasPrefix(p.log.String(), "server: missing <"+arg.Name+">") {
+				t.Errorf("%s without %s: %v\n%s", leaf.FullPath(), arg.Name, err, p.log)
+			}
+		}
+		for _, flag := range leaf.Flags {
+			typ := flag.Target.Type()
+			if typ.Kind() == reflect.Pointer {
+				typ = typ.Elem()
+			}
+			if typ == reflect.TypeFor[time.Duration]() {
+				p := start(t, nil, append(slices.Clone(line), "--"+flag.Name, "30d")...)
+				if err := p.result(t); !errors.Is(err, errUsage) || !strings.HasPrefix(p.log.String(), "server: --"+flag.Name+`: must be a time such as 90s, 15m or 24h, not "30d"`) {
+					t.Errorf("%s --%s 30d: %v\n%s", leaf.FullPath(), flag.Name, err, p.log)
+				}
+			}
+		}
+	}
+	if updates < 5 {
+		t.Errorf("found %d commands that update", updates)
+	}
+}
+
 // What has to be an id is read alike by every command, and what is none is said before anybody is asked.
 func TestIDsOfCommands(t *testing.T) {
 	t.Parallel()
@@ -250,6 +296,10 @@ func TestCommandsSayWhatTheyNeed(t *testing.T) {
 	if err := os.WriteFile(token, []byte("cvg_op_x\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	twice := filepath.Join(t.TempDir(), "twice")
+	if err := os.WriteFile(twice, []byte("cvg_op_x\ncvg_op_y\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, test := range []struct {
 		args []string
 		want string
@@ -261,6 +311,8 @@ func TestCommandsSayWhatTheyNeed(t *testing.T) {
 		{[]string{"tenant", "list", "--dir", empty, "--server", "127.0.0.1:9", "--token-file", token}, "must begin with"},
 		{[]string{"tenant", "list", "--dir", empty, "--server", "http://127.0.0.1:9", "--token-file", empty + "/none"}, "no such file"},
 		{[]string{"limits", "set", "acme", "upload", "200", "--dir", empty}, "such as 200/1s"},
+		{[]string{"tenant", "list", "--dir", empty, "--server", "http://127.0.0.1:9", "--token-file", twice}, "is not one line"},
+		{[]string{"dev", "--dir", empty, "--addr", "127.0.0.1:99999"}, "invalid port\n--addr takes an address of this machine"},
 		{[]string{"simulate", "whatsapp", "--dir", empty}, "which hub"},
 		{[]string{"simulate", "webhook", "--dir", empty, "--base-url", "http://127.0.0.1:9"}, "which channel"},
 		{[]string{"simulate", "webhook", "--dir", empty, "--base-url", "http://127.0.0.1:9", "--channel", exampleID}, "which secret"},

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -57,7 +58,11 @@ func (c devCmd) Run(e *env) (err error) {
 	// The address first: it is what is taken most often, and costs nothing to try.
 	listener, err := listen(ctx, c.Addr)
 	if err != nil {
-		return fmt.Errorf("listen: %w\nAnother program has the address; choose one with --addr 127.0.0.1:4001 (make run ARGS=\"--addr 127.0.0.1:4001\")", err)
+		why := "--addr takes an address of this machine and a port"
+		if errors.Is(err, syscall.EADDRINUSE) {
+			why = "Another program has the address"
+		}
+		return fmt.Errorf("%w\n%s; choose one with --addr 127.0.0.1:4001 (make run ARGS=\"--addr 127.0.0.1:4001\")", err, why)
 	}
 	defer func() { _ = listener.Close() }() // once it serves, the server closes it
 	base := "http://" + reachable(listener.Addr())

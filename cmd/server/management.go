@@ -82,6 +82,8 @@ func (f managementFlags) connect(e *env) (*hubClient, error) {
 		return nil, errors.New("which hub? Pass --server https://… or set CONVERGER_URL, or start `server dev` in this folder")
 	case !strings.HasPrefix(h.base, "http://") && !strings.HasPrefix(h.base, "https://"):
 		return nil, fmt.Errorf("the hub's address must begin with http:// or https://, not %q", h.base)
+	case strings.ContainsFunc(h.token, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return nil, errors.New("the operator token is not one line without blanks: is it that which `server operator create` has printed?")
 	case h.token == "":
 		return nil, errors.New("by whose token? Set CONVERGER_TOKEN or pass --token-file; `server operator create` makes the first token, in the database")
 	}
@@ -105,13 +107,14 @@ type problem struct {
 // Error says what was wrong and what to do next. What came from the hub is shown as printable text.
 func (p *problem) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %s", p.Title, p.Detail)
+	detail, _, _ := strings.Cut(p.Detail, ` If you mean it, send "force"`) // here it is a flag
+	fmt.Fprintf(&b, "%s: %s", p.Title, detail)
 	for _, f := range p.Errors {
 		b.WriteString("\n  ")
 		if name := strings.TrimLeft(f.Pointer, "#/"); name != "" {
 			b.WriteString(name + ": ")
 		}
-		b.WriteString(f.Detail)
+		b.WriteString(strings.ReplaceAll(f.Detail, `send "force": true`, "pass --force"))
 	}
 	next := apphttp.Remedy(p.Code)
 	switch p.Code {
@@ -120,7 +123,7 @@ func (p *problem) Error() string {
 	case "precondition_failed":
 		next = "Show it again and look at what has changed. To go on, repeat the command with the new ETAG; without --if-match it is changed in any case."
 	}
-	if next != "" && (len(p.Errors) > 0 || p.Code != "validation_failed") { // its remedy speaks of the list of errors
+	if next != "" && p.Code != "validation_failed" { // its remedy is to look at the list above
 		b.WriteString("\n" + next)
 	}
 	if p.RequestID != "" {

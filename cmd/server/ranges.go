@@ -117,7 +117,7 @@ type rangesUpdateCmd struct {
 }
 
 func (c rangesUpdateCmd) Run(e *env) error {
-	change := members{"force": c.Force}
+	change := members{}
 	if c.Kind != nil {
 		change["kind"] = *c.Kind
 	}
@@ -127,6 +127,10 @@ func (c rangesUpdateCmd) Run(e *env) error {
 	if c.Expires != nil {
 		change["expires_at"] = expiry(*c.Expires)
 	}
+	if len(change) == 0 {
+		return errNoChange
+	}
+	change["force"] = c.Force
 	h, path, err := c.connect(e)
 	if err != nil {
 		return err

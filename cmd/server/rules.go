@@ -128,6 +128,9 @@ func (c rulesUpdateCmd) Run(e *env) error {
 	if c.Enabled != nil {
 		change["enabled"] = *c.Enabled
 	}
+	if len(change) == 0 {
+		return errNoChange
+	}
 	h, r, err := c.change(e, http.MethodPatch, change)
 	if err != nil {
 		return err

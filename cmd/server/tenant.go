@@ -81,6 +81,9 @@ func (c tenantUpdateCmd) Run(e *env) error {
 	if c.MaxInFlight != nil {
 		change["max_in_flight"] = *c.MaxInFlight
 	}
+	if len(change) == 0 {
+		return errNoChange
+	}
 	return c.changeTenant(e, c.Tenant, http.MethodPatch, change)
 }
 

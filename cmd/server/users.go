@@ -147,6 +147,9 @@ func (c usersUpdateCmd) Run(e *env) error {
 	if c.Role != nil {
 		change["role"] = *c.Role
 	}
+	if len(change) == 0 {
+		return errNoChange
+	}
 	return c.change(e, http.MethodPatch, change)
 }
 

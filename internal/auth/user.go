@@ -208,7 +208,7 @@ func checkUserName(bad *fault.Invalid, name string) {
 
 func checkRole(bad *fault.Invalid, realm Realm, role Role) {
 	if roles := realm.Roles(); !slices.Contains(roles, role) {
-		bad.Addf("/role", fault.UnknownValue, "must be one of %v", roles)
+		bad.Addf("/role", fault.UnknownValue, "must be one of %s", fault.List(roles))
 	}
 }
 

@@ -46,6 +46,18 @@ func (e *Invalid) Addf(pointer, code, format string, args ...any) {
 	e.Fields = append(e.Fields, Field{Pointer: pointer, Code: code, Detail: fmt.Sprintf(format, args...)})
 }
 
+// List writes the values of a closed list for people: a, b, c.
+func List[S ~string](values []S) string {
+	var b strings.Builder
+	for i, v := range values {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(string(v))
+	}
+	return b.String()
+}
+
 // Err is e when it lists a field, else nil: a validator collects into a zero Invalid and ends with `return bad.Err()`.
 // (Returning the pointer itself as an error would never be nil.)
 func (e *Invalid) Err() error {

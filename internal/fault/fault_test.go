@@ -31,6 +31,10 @@ func TestInvalid(t *testing.T) {
 	if want := "append: invalid input: /text must have at most 5 characters; must be an object"; err.Error() != want {
 		t.Errorf("error %q, want %q", err, want)
 	}
+	type word string
+	if got := List([]word{"a", "b"}) + List([]word(nil)) + List([]word{"c"}); got != "a, bc" {
+		t.Errorf("List: %q", got)
+	}
 	one := Invalidf("/a", Required, "must be there")
 	if diff := cmp.Diff(&Invalid{Fields: []Field{{"/a", Required, "must be there"}}}, one); diff != "" {
 		t.Errorf("Invalidf (-want +got):\n%s", diff)

@@ -265,7 +265,7 @@ func parseRule(b Bucket, raw []byte, operator bool) (r configured, err error) {
 		case m.name == "backend" && operator:
 			var ok bool
 			if r.backend, ok = ParseBackend(text(m.value)); !ok {
-				report(FieldError{m.pointer, CodeUnknownValue, fmt.Sprintf("must be one of %v", backends)})
+				report(FieldError{m.pointer, CodeUnknownValue, "must be one of " + strings.Join(backends, ", ")})
 			}
 		default:
 			report(FieldError{m.pointer, CodeUnknownMember, "no such member; allowed are " + allowed})

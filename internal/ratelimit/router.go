@@ -20,11 +20,10 @@ const (
 
 // ParseBackend reads the name of a backend.
 func ParseBackend(name string) (Backend, bool) {
-	b := Backend(name)
-	return b, slices.Contains(backends, b)
+	return Backend(name), slices.Contains(backends, name)
 }
 
-var backends = []Backend{BackendLocal, BackendCluster, BackendOwner, BackendRedis}
+var backends = []string{string(BackendLocal), string(BackendCluster), string(BackendOwner), string(BackendRedis)}
 
 // Router is a Store in which each bucket has a store of its own choice.
 type Router struct {
