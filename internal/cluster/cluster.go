@@ -145,6 +145,7 @@ type Node struct {
 	mu       sync.Mutex
 	roster   map[ID]*peer // behind peers, which is its copy
 	gone     map[ID]time.Time
+	lost     map[string]struct{} // names of nodes that went without a word and are not back
 	beats    map[ID]beat
 	beatAt   time.Time // of the last good heartbeat
 	steady   time.Time // since when they have been good

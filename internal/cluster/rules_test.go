@@ -266,21 +266,26 @@ func TestConfigCheck(t *testing.T) {
 	}
 }
 
-// Whoever is told that a peer can't be heard is told when it can: both lines are warnings.
-func TestBothEndsOfASplitAreWarnings(t *testing.T) {
+// Whoever is told that a peer can't be heard, or is gone, is told when it can, or is back: all these lines are warnings.
+func TestBothEndsOfALossAreWarnings(t *testing.T) {
 	t.Parallel()
 	n := &Node{}
 	var err error
 	if n.metrics, err = newMetrics(prometheus.NewRegistry(), n); err != nil {
 		t.Fatal(err)
 	}
-	p := &peer{}
-	n.note(p, Visible, true)
+	p := &peer{m: member{Name: "node2"}}
+	if r := n.note(p, Visible, true); r.level != slog.LevelInfo || r.attrs != nil {
+		t.Errorf("a new node: %+v", r)
+	}
+	again := &peer{m: member{Name: "node2"}} // as another process, or found again
 	for _, step := range []struct {
+		p        *peer
 		standing Standing
+		alive    bool
 		outage   bool
-	}{{Split, true}, {Visible, false}, {Split, true}, {Visible, false}} {
-		r := n.note(p, step.standing, true)
+	}{{p, Split, true, true}, {p, Visible, true, false}, {p, Split, true, true}, {p, Split, false, true}, {again, Visible, true, false}, {again, Visible, false, true}, {p, Visible, true, false}} {
+		r := n.note(step.p, step.standing, step.alive)
 		if diff := cmp.Diff([]any{slog.Bool("outage", step.outage)}, r.attrs, cmp.Comparer(slog.Attr.Equal)); r.level != slog.LevelWarn || diff != "" {
 			t.Errorf("%s at %v: %s", r.text, r.level, diff)
 		}

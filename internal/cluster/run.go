@@ -334,12 +334,19 @@ func (n *Node) remove(p *peer) {
 	n.peers.Store(&peers)
 }
 
+// maxLost bounds the names of nodes that are gone: many never come back under the name that they had.
+const maxLost = 256
+
 // note counts what became of a peer, and gives the words for it, if it is worth any.
 func (n *Node) note(p *peer, standing Standing, alive bool) (r remark) {
 	switch was, now := p.listed && p.standing != Joining, alive && standing != Joining; {
 	case !was && now && standing == Visible:
 		n.metrics.arrivals.Inc()
 		r = remark{level: slog.LevelInfo, text: "a node has joined the cluster"}
+		if _, lost := n.lost[p.m.Name]; lost { // whoever was told that it is gone is told that it is back
+			delete(n.lost, p.m.Name)
+			r = remark{slog.LevelWarn, "a node that was gone is back", []any{slog.Bool("outage", false)}}
+		}
 	case now && standing == Split && !was && n.isForeign(p):
 		r = remark{level: slog.LevelWarn, text: "a node of another cluster uses this database: limits are shared out with it (CLUSTER_LABEL " + p.label + ")"}
 	case now && standing == Split && (!was || p.standing != Split):
@@ -352,7 +359,11 @@ func (n *Node) note(p *peer, standing Standing, alive bool) (r remark) {
 		r = remark{level: slog.LevelInfo, text: "a node has left the cluster"}
 	case was && !now:
 		n.metrics.died.Inc()
-		r = remark{level: slog.LevelWarn, text: "a node is gone"}
+		r = remark{slog.LevelWarn, "a node is gone", []any{slog.Bool("outage", true)}}
+		if len(n.lost) >= maxLost || n.lost == nil {
+			n.lost = map[string]struct{}{}
+		}
+		n.lost[p.m.Name] = struct{}{}
 	}
 	p.standing, p.listed = standing, alive
 	return r
