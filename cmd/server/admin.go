@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"strings"
 	"text/tabwriter"
@@ -50,8 +51,11 @@ func (f adminFlags) with(e *env, fn func(*auth.Users) error) error {
 func (f adminFlags) find(e *env, email string, fn func(*auth.Users, auth.User) error) error {
 	return f.with(e, func(users *auth.Users) error {
 		u, err := users.ByEmail(e.ctx, auth.Admins, email)
-		if err != nil {
+		switch {
+		case errors.Is(err, auth.ErrUserNotFound):
 			return fmt.Errorf("%s: %w; `server admin list` shows all", email, err)
+		case err != nil:
+			return err
 		}
 		return fn(users, u)
 	})

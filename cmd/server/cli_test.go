@@ -128,6 +128,8 @@ func exampleOf(v *kong.Value) string {
 		return exampleID
 	case typ == reflect.TypeFor[time.Duration]():
 		return "1h"
+	case v.Name == "email":
+		return "ada@example.com"
 	case v.Enum != "":
 		return v.EnumSlice()[0]
 	case typ.Kind() == reflect.String:
@@ -265,6 +267,31 @@ func TestExitCodes(t *testing.T) {
 		if got != want {
 			t.Errorf("server %v exits with %d, want %d\n%s%s", args, got, want, p.out, p.log)
 		}
+	}
+}
+
+// A command that can't reach the database says that, and nothing of a success or of what it has not looked at.
+func TestCommandsWithoutTheirDatabase(t *testing.T) {
+	t.Parallel()
+	environ := serveEnv("postgres://127.0.0.1:1/none", nil)
+	tried := 0
+	parser, err := kong.New(&cli{}, kong.Name("server"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, leaf := range parser.Model.Leaves(true) {
+		if !slices.ContainsFunc(leaf.Flags, func(f *kong.Flag) bool { return f.Name == "database-url" }) || leaf.Name == "dev" {
+			continue
+		}
+		tried++
+		line := lineOf(leaf, nil, "")
+		p := start(t, environ, line...)
+		if err := p.result(t); err == nil || !strings.Contains(err.Error(), "connection refused") || strings.Contains(err.Error(), "shows all") || strings.Contains(p.out.String(), "Nothing") || strings.Contains(p.out.String(), "sealed") {
+			t.Errorf("server %q: %v\n%s", line, err, p.out)
+		}
+	}
+	if tried < 10 {
+		t.Errorf("tried %d commands only", tried)
 	}
 }
 

@@ -49,7 +49,9 @@ func (c migrateUpCmd) Run(e *env) error {
 		return err
 	}
 	report, err := migrations.Up(e.ctx, url)
-	printReport(e.stdout, report)
+	if err == nil || len(report.Applied)+len(report.River) > 0 {
+		printReport(e.stdout, report)
+	}
 	return err
 }
 

@@ -180,7 +180,9 @@ func (c secretsRotateCmd) Run(e *env) error {
 		if report.Renewed > 0 {
 			err = errors.Join(err, recordRotation(context.WithoutCancel(e.ctx), pool, keys.box.Current(), report))
 		}
-		fmt.Fprintf(e.stdout, "%d value(s) sealed anew by CLOAK_KEY (%s).\n", report.Renewed, keys.box.Current())
+		if err == nil || report.Renewed > 0 {
+			fmt.Fprintf(e.stdout, "%d value(s) sealed anew by CLOAK_KEY (%s).\n", report.Renewed, keys.box.Current())
+		}
 		if err != nil {
 			return fmt.Errorf("%w\nWhat was done stays done; run it again to go on", err)
 		}
