@@ -125,7 +125,7 @@ func (c usersListCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	return h.showList(found, more, "No users yet. Make one: server users create EMAIL ROLE", userColumns...)
+	return h.showList(found, more, "No users yet. Make one: server users create --tenant TENANT EMAIL ROLE, or with --admins", userColumns...)
 }
 
 type usersShowCmd struct{ userFlags }
