@@ -424,8 +424,8 @@ func TestWhatIsNoRequest(t *testing.T) {
 		"TLS":                {400, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"},
 		"no version":         {400, "GET /health/live\r\n" + rest},
 		"bad escape":         {400, "GET /%zz HTTP/1.1\r\n" + rest},
-		"header too large":   {431, "GET /health/live HTTP/1.1\r\nX: " + strings.Repeat("x", maxHeaderBytes+8192) + "\r\n" + rest},
-		"address too large":  {431, "GET /" + strings.Repeat("x", maxHeaderBytes+8192) + " HTTP/1.1\r\n" + rest},
+		"header too large":   {431, "GET /health/live HTTP/1.1\r\nX: " + strings.Repeat("x", 36<<10) + "\r\n" + rest},
+		"address too large":  {431, "GET /" + strings.Repeat("x", 36<<10) + " HTTP/1.1\r\n" + rest},
 		"unknown coding":     {501, "POST /api/v1/conversations HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n" + rest + "{}"},
 		"two codings":        {501, "POST /api/v1/conversations HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n" + rest + "{}"},
 		"expectation":        {417, "POST /api/v1/conversations HTTP/1.1\r\nExpect: tea\r\nContent-Length: 2\r\n" + rest + "{}"},
@@ -463,6 +463,7 @@ func TestUnusualRequests(t *testing.T) {
 		"options of all": {404, "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n"},
 		"proxying":       {404, "CONNECT example.com:443 HTTP/1.1\r\nHost: x\r\n\r\n"},
 		"whole address":  {404, "GET http://example.com/nothing HTTP/1.1\r\nHost: x\r\n\r\n"},
+		"large header":   {404, "GET /nothing HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 36<<10-100) + "\r\n\r\n"},
 		"HTTP/1.0":       {404, "GET /nothing HTTP/1.0\r\n\r\n"},
 		"HTTP/2":         {404, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"},
 	} {

@@ -291,7 +291,7 @@ func (d *Directory) poll(ctx context.Context) error {
 		if d.outage.IsZero() {
 			d.outage = began
 			d.log.Warn("configuration can't be refreshed; the last good set stays in force",
-				slog.Bool("outage", true), "version", next.Version, "error", err)
+				slog.Bool("outage", true), slog.Int64("version", next.Version), slog.Any("error", err))
 		}
 	} else {
 		next.Version, next.RefreshedAt = version, began
@@ -300,7 +300,7 @@ func (d *Directory) poll(ctx context.Context) error {
 			d.reloads.Inc()
 		}
 		if !d.outage.IsZero() {
-			d.log.Warn("configuration is refreshed again", slog.Bool("outage", false), "version", version, "after", time.Since(d.outage))
+			d.log.Warn("configuration is refreshed again", slog.Bool("outage", false), slog.Int64("version", version), slog.Duration("after", time.Since(d.outage)))
 			d.outage = time.Time{}
 		}
 	}
