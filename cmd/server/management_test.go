@@ -322,7 +322,7 @@ func TestManageByShell(t *testing.T) {
 	says("delivers again", "channels", "resume", ch)
 	fails("a JSON object", "channels", "create", "Acme", "webhook", "x", "--config", "[]")
 	fails("retry_policy must be a JSON object", "channels", "update", ch, "--retry-policy", "7")
-	fails("type must be", "channels", "create", "Acme", "pigeon", "x")
+	fails("type: must be", "channels", "create", "Acme", "pigeon", "x")
 
 	says("No conversations match", "conversations", "list", "Acme")
 	writer := newAPI(t, p.base, "X-Api-Key", strings.TrimSpace(says("cvg_live_", "keys", "create", "Acme", "writer")))
