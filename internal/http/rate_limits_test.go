@@ -245,6 +245,7 @@ func TestSubjectsAsOperatorsWriteThem(t *testing.T) {
 		{"management", "ops", "", 400},
 		{"upload", "key:" + strings.Repeat("1", 32), "key:" + strings.Repeat("1", 32), 200},
 		{"upload", "key:1", "", 404},
+		{"upload", "key:" + strings.Repeat("0", 32), "", 404}, // no hasher makes it
 		{"upload", "", "", 400},
 		{"nothing", tenant, "", 400},
 		{"", tenant, "", 400},
