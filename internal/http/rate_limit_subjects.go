@@ -188,7 +188,10 @@ func parseClient(text string) (netip.Addr, bool) {
 		return p.Addr(), p.IsSingleIP() || p.Addr().Is6() && p.Bits() == 64
 	}
 	if inner, ok := strings.CutPrefix(text, "["); ok {
-		text = strings.TrimSuffix(inner, "]")
+		text, ok = strings.CutSuffix(inner, "]")
+		if !ok {
+			return netip.Addr{}, false
+		}
 	}
 	addr, err := netip.ParseAddr(text)
 	return addr, err == nil
