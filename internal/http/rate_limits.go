@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -386,26 +385,22 @@ func (s *server) notReset(b ratelimit.Bucket, all []overview.From[overview.Forgo
 		}
 		notice = "usage_cleared_partly"
 		out = append(out, fmt.Sprintf("Not on %s: it %v.", name, f.Err))
-		again = "Reset it again when all nodes answer: one that only hangs comes back with what it has counted."
+		again = "When all nodes answer again, look it up, and reset it again if need be."
 	}
-	elsewhere, atRedis := s.Overview.Elsewhere(len(all)), s.Limiter.Backend(b) == string(ratelimit.BackendRedis)
-	if elsewhere > 0 && !atRedis {
+	if elsewhere := s.Overview.Elsewhere(len(all)); elsewhere > 0 && s.Limiter.Backend(b) != string(ratelimit.BackendRedis) {
 		notice = "usage_elsewhere_partly"
 		out = append(out, elsewhereWords(elsewhere)+" Reset it there too.")
 	}
 	if s.Overview.Kept(b, all) {
 		notice = "usage_kept_partly"
-		where := "the node that counts for all"
-		if atRedis {
-			where = "Redis"
-		}
-		out = append(out, fmt.Sprintf("The count that is one for all nodes stands: %s can't be asked.", where))
-		again = fmt.Sprintf("Reset it again when %s answers.", where)
+		out = append(out, "The count at Redis, which is one for all nodes, stands: Redis can't be asked.")
+		again = "Reset it again when it answers."
 	}
 	if len(out) == 0 {
 		return "", notice
 	}
-	return strings.Join(slices.DeleteFunc(append([]string{"Reset is what was counted on " + enumerate(done) + "."}, append(out, again)...), func(s string) bool { return s == "" }), " "), notice
+	out = append([]string{"Reset is what was counted on " + enumerate(done) + "."}, out...)
+	return strings.TrimSpace(strings.Join(append(out, again), " ")), notice
 }
 
 // enumerate joins names as a sentence does.

@@ -409,7 +409,7 @@ func TestRateLimitsInTrouble(t *testing.T) {
 		Peers: []cluster.Peer{{ID: 2, Name: "b", Version: "2", Standing: cluster.Split, Heard: time.Minute}, {ID: 3, Name: "c", Version: "old", Standing: cluster.Visible, Heard: time.Second}},
 		Dead:  []cluster.Dead{{ID: 4, Name: "d", Version: "3", Silent: 3 * time.Minute}},
 	}
-	const nextTime = "Reset it again when all nodes answer: one that only hangs comes back with what it has counted."
+	const nextTime = "When all nodes answer again, look it up, and reset it again if need be."
 	const alone = "One more node counts at the same Redis. It is no cluster with the node that was asked (CLUSTER_PEERS), and can't be asked from there."
 	for name, tt := range map[string]struct {
 		store   awayStore
@@ -433,8 +433,8 @@ func TestRateLimitsInTrouble(t *testing.T) {
 			awayStore{backend: ratelimit.BackendRedis, err: chain}, nil,
 			[]string{"On a the backend redis can't be asked", "RATE_LIMIT_MAX_KEYS (70 keys)"},
 			nil, "How much is used is unknown while Redis can't be asked. Until then each node goes by its share of the limit; what it has used of that is what it has counted itself.",
-			false, "Reset is what was counted on a. The count that is one for all nodes stands: Redis can't be asked. Reset it again when Redis answers.",
-			[]string{"<strong>unknown</strong>", "does not know: it can&#39;t ask Redis", `<td class="number">2</td>`}, "stands, since who keeps it can&#39;t be asked",
+			false, "Reset is what was counted on a. The count at Redis, which is one for all nodes, stands: Redis can't be asked. Reset it again when it answers.",
+			[]string{"<strong>unknown</strong>", "does not know: it can&#39;t ask Redis", `<td class="number">2</td>`}, "The count at Redis stands",
 		},
 		"nodes are known by Redis only": {
 			awayStore{backend: ratelimit.BackendRedis, nodes: 2}, nil, []string{alone + " What they see is missing here."},

@@ -245,8 +245,8 @@ var notices = map[string]string{
 
 // partly are the notices of what was done in part.
 var partly = map[string]string{
-	"usage_cleared_partly":   "The counter is reset at the nodes that answered. “Look at this first” names those that did not: reset it again when they are back.",
-	"usage_kept_partly":      "What the nodes have counted themselves is reset. The count that is one for all stands, since who keeps it can't be asked: reset it again when “Look at this first” no longer says so.",
+	"usage_cleared_partly":   "The counter is reset at the nodes that answered. “Look at this first” names those that did not: when they are back look it up, and reset it again if need be.",
+	"usage_kept_partly":      "What the nodes have counted themselves is reset. The count at Redis stands, since Redis can't be asked: reset it again when it answers.",
 	"usage_elsewhere_partly": "The counter is reset at the nodes below. There are others that count for themselves and can't be asked from here: reset it there too.",
 }
 

@@ -229,7 +229,7 @@ func (o *Overview) Elsewhere(listed int) int {
 
 // Forgot is what a node tells that has forgotten what it held of a budget itself.
 type Forgot struct {
-	// Away: whoever counts it for all nodes, Redis or its owner, could not be asked to forget it too.
+	// Away: who counts it for this node and others could not be asked to forget it too.
 	Away bool `json:"away,omitempty"`
 }
 
@@ -254,23 +254,11 @@ func (o *Overview) Reset(ctx context.Context, b Budget) []From[Forgot] {
 	return ask(ctx, o, resetPatience, b.question(opReset), func() (Forgot, error) { return o.reset(ctx, b), nil })
 }
 
-// Kept tells whether a count that is one for all nodes outlived a reset, since those that did reset what they hold could
-// not ask who keeps it. What one of them did at Redis is done for all. Where nodes keep the counts, one that did not
-// reset has an error of its own, and the rest need not have reached it.
+// Kept tells whether the count at Redis outlived a reset, since no node could ask there: what one of them has done is done
+// for all. Where nodes keep the counts, one that did not reset has an error of its own.
 func (o *Overview) Kept(b ratelimit.Bucket, all []From[Forgot]) bool {
-	away, told := 0, 0
-	for _, f := range all {
-		if f.Err == nil {
-			told++
-			if f.Answer.Away {
-				away++
-			}
-		}
-	}
-	if o.Limiter.Backend(b) == string(ratelimit.BackendRedis) {
-		return away == told
-	}
-	return away > 0 && told == len(all)
+	return o.Limiter.Backend(b) == string(ratelimit.BackendRedis) &&
+		!slices.ContainsFunc(all, func(f From[Forgot]) bool { return f.Err == nil && !f.Answer.Away })
 }
 
 // Use is how much of a budget is used, as one node sees it.
