@@ -32,7 +32,8 @@ func objects(v any) []members {
 	return out
 }
 
-// failed is whether a node of an answer has not told what it should.
+// failed is whether a node of an answer has not told what it should. (Nodes that can't be asked from here, since Redis alone
+// joins them, are no failure: they are never in an answer.)
 func failed(nodes []members) bool {
 	return slices.ContainsFunc(nodes, func(n members) bool { return n["error"] != nil })
 }
@@ -109,7 +110,11 @@ func (c limitsTopCmd) Run(e *env) error {
 	for _, r := range remarks {
 		fmt.Fprintln(h.e.stderr, r)
 	}
-	if err := h.showList(shown, more, fmt.Sprintf("Nothing has been refused since %s.", cell(o, "top_since")),
+	none := "Nothing has been refused since %s."
+	if o["complete"] != true {
+		none = "As far as the nodes tell, nothing has been refused since %s."
+	}
+	if err := h.showList(shown, more, fmt.Sprintf(none, cell(o, "top_since")),
 		column{"REFUSED", "refused"}, column{"BUCKET", "bucket"}, column{"WHOM", "subject"}, column{"TENANT", "tenant"}); err != nil {
 		return err
 	}
@@ -152,10 +157,15 @@ func (c limitsShowCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	if err := c.show(h, o); err != nil || o["complete"] == true {
+	switch err := c.show(h, o); {
+	case err != nil:
 		return err
+	case failed(objects(o["nodes"])):
+		return partly{cell(o, "detail")}
+	case o["detail"] != nil:
+		fmt.Fprintln(e.stderr, cell(o, "detail"))
 	}
-	return partly{cell(o, "detail")}
+	return nil
 }
 
 func (c limitsShowCmd) show(h *hubClient, o members) error {
@@ -175,7 +185,7 @@ func (c limitsShowCmd) show(h *hubClient, o members) error {
 	case o["used"] == nil:
 		fmt.Fprintf(h.e.stdout, "How much of %s %s uses in %s is unknown.\n\n", rate, whom, bucket)
 	case o["complete"] != true:
-		fmt.Fprintf(h.e.stdout, "%s uses at least %s of %s in %s, and has at most %s left.\n\n", whom, cell(o, "used"), rate, bucket, cell(o, "remaining"))
+		fmt.Fprintf(h.e.stdout, "As far as the nodes tell, %s uses %s of %s in %s, and has %s left.\n\n", whom, cell(o, "used"), rate, bucket, cell(o, "remaining"))
 	default:
 		fmt.Fprintf(h.e.stdout, "%s uses %s of %s in %s, and has %s left.\n\n", whom, cell(o, "used"), rate, bucket, cell(o, "remaining"))
 	}

@@ -119,7 +119,7 @@ func TestRefusalsOfTheHub(t *testing.T) {
 // What not every node has told or done is said to be a part, with the hub's words for what is missing, and scripts can tell.
 func TestLimitsOfSomeNodes(t *testing.T) {
 	t.Parallel()
-	const gone = `{"node_id":"2","name":"b","error":"is dead or hangs: it has been silent since 03:00:00 UTC"}`
+	const gone = `{"node_id":"2","name":"b","error":"is dead or hangs (silent since 03:00:00 UTC)"}`
 	const budget = `"bucket":"upload","subject":"t","tenant":"Acme","limited":true,"limit":10,"scale_ms":1000`
 	for name, test := range map[string]struct {
 		args           []string
@@ -127,17 +127,21 @@ func TestLimitsOfSomeNodes(t *testing.T) {
 		stdout, stderr []string
 		err            string
 	}{
-		"top": {[]string{"top"}, `{"top_refused":{"upload":[["t",7]]},"subjects":{},"top_since":"2026-07-01T03:00:00Z","remarks":["The node b is dead."],"nodes":[{"error":null},` + gone + `]}`,
+		"top": {[]string{"top"}, `{"top_refused":{"upload":[["t",7]]},"subjects":{},"top_since":"2026-07-01T03:00:00Z","complete":false,"remarks":["The node b is dead."],"nodes":[{"error":null},` + gone + `]}`,
 			[]string{"7        upload  t"}, []string{"The node b is dead.\n"}, "not every node has told what it saw"},
+		"top of nothing": {[]string{"top"}, `{"complete":false,"top_refused":{},"top_since":"2026-07-01T03:00:00Z","remarks":[],"nodes":[` + gone + `]}`,
+			[]string{"As far as the nodes tell, nothing has been refused since 2026-07-01T03:00:00Z."}, nil, "not every node has told what it saw"},
 		"show a part": {[]string{"show", "upload", "t"}, `{` + budget + `,"used":3,"remaining":7,"complete":false,"detail":"The node b is dead.","nodes":[{"name":"a","error":null,"used":3,"remaining":7},` + gone + `]}`,
-			[]string{"t (Acme) uses at least 3 of 10/1s in upload, and has at most 7 left.", "b     –"}, nil, "The node b is dead."},
+			[]string{"As far as the nodes tell, t (Acme) uses 3 of 10/1s in upload, and has 7 left.", "b     –"}, nil, "The node b is dead."},
 		"show nothing": {[]string{"show", "upload", "t"}, `{` + budget + `,"used":null,"remaining":null,"complete":false,"detail":"How much is used is unknown while Redis can't be asked.","nodes":[{"name":"a","error":"does not know","used":null,"counted_here":2}]}`,
 			[]string{"How much of 10/1s t (Acme) uses in upload is unknown.", "a     –     2              –"}, nil, "How much is used is unknown while Redis can't be asked."},
-		"show a part in JSON": {[]string{"show", "upload", "t", "--json"}, `{` + budget + `,"used":3,"complete":false,"detail":"The node b is dead.","nodes":[]}`, []string{`"used": 3`}, nil, "The node b is dead."},
+		"show a part in JSON": {[]string{"show", "upload", "t", "--json"}, `{` + budget + `,"used":3,"complete":false,"detail":"The node b is dead.","nodes":[` + gone + `]}`, []string{`"used": 3`}, nil, "The node b is dead."},
 		"clear-usage": {[]string{"clear-usage", "upload", "t"}, `{"bucket":"upload","subject":"t","cleared":false,"detail":"Reset is what was counted on a. Not on b: it is dead.","nodes":[{"name":"a","error":null},` + gone + `]}`,
 			nil, nil, "the counter of t in upload is not reset everywhere. Reset is what was counted on a. Not on b: it is dead."},
 		"try": {[]string{"try", "01939d2c-0000-7000-8000-0000000000e0", "upload", "5/1s"}, `[{"bucket":"upload","demand":9,"missing":[` + gone + `]}]`,
-			[]string{"upload  –      9"}, nil, "the demand is not that of all nodes: the node b is dead or hangs: it has been silent since 03:00:00 UTC"},
+			[]string{"upload  –      9"}, nil, "the demand is not that of all nodes: the node b is dead or hangs (silent since 03:00:00 UTC)"},
+		"nodes elsewhere": {[]string{"show", "upload", "t"}, `{` + budget + `,"used":3,"remaining":7,"complete":false,"detail":"One more node.","nodes":[{"name":"a","error":null,"used":3}]}`,
+			[]string{"As far as the nodes tell, t (Acme) uses 3"}, []string{"One more node.\n"}, ""},
 		"all of them": {[]string{"show", "upload", "t"}, `{` + budget + `,"used":3,"remaining":7,"complete":true,"detail":null,"nodes":[{"name":"a","error":null,"used":3}]}`,
 			[]string{"t (Acme) uses 3 of 10/1s in upload, and has 7 left."}, nil, ""},
 	} {

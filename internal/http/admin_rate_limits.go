@@ -46,6 +46,7 @@ type rateLimitsView struct {
 	Recent    []recentRow
 	Nodes     []nodeRow
 	Several   bool
+	Told      string // how many of them the sums are of, "" for all
 	Links     *overview.Connections
 	Form      *pageForm
 	Use       *useView
@@ -154,6 +155,9 @@ func (x *formField) known() bool {
 func (s *server) rateLimitsPage(c *call, status int, q url.Values, f *pageForm, use *useView) (*reply, error) {
 	p := s.Overview.Picture(c.ctx())
 	v := rateLimitsView{At: p.At, Since: p.At, Links: p.Connections, Form: f, Use: use, Several: len(p.Nodes) > 1, Live: live(q, c.started)}
+	if told := p.Told(); told < len(p.Nodes) {
+		v.Told = fmt.Sprintf("%d of %d nodes", told, len(p.Nodes))
+	}
 	if _, ok := ratelimit.ParseBucket(q.Get("only")); ok {
 		v.Only = q.Get("only")
 	}

@@ -100,6 +100,7 @@ type nodeBody struct {
 
 type rateLimitsBody struct {
 	At             time.Time                              `json:"at"`
+	Complete       bool                                   `json:"complete"` // every node has told
 	Enabled        bool                                   `json:"enabled"`
 	Config         map[string]*overview.Limit             `json:"config"`
 	Decisions      map[string]overview.Decisions[float64] `json:"decisions_per_second"`
@@ -123,7 +124,7 @@ func (s *server) getRateLimits(c *call) (*reply, error) {
 
 func (s *server) rateLimitsJSON(p overview.Picture) rateLimitsBody {
 	out := rateLimitsBody{
-		At: p.At, Enabled: p.Enabled, TopSince: p.At, Connections: p.Connections, RecentRefusals: []refusalBody{}, Nodes: []nodeBody{},
+		At: p.At, Complete: p.Told() == len(p.Nodes) && p.Elsewhere == 0, Enabled: p.Enabled, TopSince: p.At, Connections: p.Connections, RecentRefusals: []refusalBody{}, Nodes: []nodeBody{},
 		Config: map[string]*overview.Limit{}, Decisions: map[string]overview.Decisions[float64]{}, RefusedTotal: map[string]uint64{},
 		TopRefused: map[string][]countPair{}, Subjects: map[string]subjectBody{}, NodesElsewhere: p.Elsewhere, Remarks: remarks(p),
 	}
@@ -303,11 +304,15 @@ func (s *server) missingUsage(b ratelimit.Bucket, all []overview.From[overview.U
 			out = append(out, fmt.Sprintf("The node %s %v.", nodeName(f.ID, f.Name), f.Err))
 		}
 	}
-	if told > 0 && told < len(all) {
-		out = append(out, "What it knows may be missing: at least so much is used.")
+	switch {
+	case told == 0 || told == len(all):
+	case told == len(all)-1:
+		out = append(out, "What it has counted is not in these numbers.")
+	default:
+		out = append(out, "What they have counted is not in these numbers.")
 	}
 	if elsewhere > 0 && !atRedis {
-		out = append(out, elsewhereWords(elsewhere)+" What they have counted is missing: at least so much is used.")
+		out = append(out, elsewhereWords(elsewhere)+" What they have counted is not in these numbers.")
 	}
 	return strings.Join(out, " ")
 }

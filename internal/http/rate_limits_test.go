@@ -424,10 +424,10 @@ func TestRateLimitsInTrouble(t *testing.T) {
 	}{
 		"nodes are missing": {
 			awayStore{backend: ratelimit.BackendCluster}, gone,
-			[]string{"The node b did not answer within 1s. What it has seen is missing here.", "The node d is dead or hangs: it has been silent since "},
-			2.0, "The node b did not answer within 1s. The node c answered with an error, which the log of the node that was asked has. The node d is dead or hangs: it has been silent since ",
-			false, "Reset is what was counted on a. Not on b: it did not answer within 3s. Not on c: it answered with an error",
-			[]string{"at least <strong>2</strong>, at most 0 left", "<td>dead<span class=\"sub error\">is dead or hangs", "<td>3 min ago</td>", "unknown"}, "names those that did not",
+			[]string{"The node b did not answer within 1 s. What it has seen is missing here.", "The node d is dead or hangs (silent since "},
+			2.0, "The node b did not answer within 1 s. The node c answered with an error, which the log of the node that was asked has. The node d is dead or hangs (silent since ",
+			false, "Reset is what was counted on a. Not on b: it did not answer within 3 s. Not on c: it answered with an error",
+			[]string{"<strong>1 of 4 nodes</strong> together", "<strong>2</strong>, 0 left, as far as the nodes tell", "<td>dead<span class=\"sub error\">is dead or hangs", "<td>3 min ago</td>", "since the start", "unknown"}, "names those that did not",
 		},
 		"Redis is away": {
 			awayStore{backend: ratelimit.BackendRedis, err: chain}, nil,
@@ -442,8 +442,8 @@ func TestRateLimitsInTrouble(t *testing.T) {
 		},
 		"nodes are known by Redis only, and count for themselves": {
 			awayStore{backend: ratelimit.BackendLocal, nodes: 2}, nil, []string{alone + " What they see is missing here."},
-			2.0, alone + " What they have counted is missing: at least so much is used.", false, "Reset is what was counted on a. " + alone + " Reset it there too.",
-			[]string{"at least <strong>2</strong>"}, "reset it there too",
+			2.0, alone + " What they have counted is not in these numbers.", false, "Reset is what was counted on a. " + alone + " Reset it there too.",
+			[]string{"<strong>2</strong>, 0 left, as far as the nodes tell"}, "reset it there too",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -465,6 +465,9 @@ func TestRateLimitsInTrouble(t *testing.T) {
 				if !strings.Contains(remarks, want) {
 					t.Errorf("remarks: want %s in %s", want, remarks)
 				}
+			}
+			if whole := tt.view == nil && tt.store.nodes < 2; a.get(t, "data", "complete") != whole {
+				t.Errorf("complete: %s", a)
 			}
 			if got := a.get(t, "data", "nodes_elsewhere"); got != float64(max(tt.store.nodes-1, 0)) {
 				t.Errorf("%v nodes elsewhere", got)

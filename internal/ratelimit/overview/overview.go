@@ -180,7 +180,7 @@ func ask[T any](ctx context.Context, o *Overview, wait time.Duration, q question
 		peers := view.Peers
 		all = append(all, make([]From[T], len(peers))...)
 		for _, d := range view.Dead {
-			all = append(all, From[T]{ID: d.ID.String(), Name: d.Name, Dead: &d, Err: fmt.Errorf("is dead or hangs: it has been silent since %s UTC",
+			all = append(all, From[T]{ID: d.ID.String(), Name: d.Name, Dead: &d, Err: fmt.Errorf("is dead or hangs (silent since %s UTC)",
 				time.Now().Add(-d.Silent).UTC().Format(time.TimeOnly))})
 		}
 		all[0].ID = o.Network.ID().String()
@@ -208,7 +208,7 @@ func (o *Overview) call(ctx context.Context, to *cluster.Peer, wait time.Duratio
 	case err == nil:
 		return nil
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("did not answer within %s", wait)
+		return fmt.Errorf("did not answer within %d s", wait/time.Second)
 	case errors.Is(err, cluster.ErrUnreachable):
 		return errors.New("can't be reached from the node that was asked")
 	}

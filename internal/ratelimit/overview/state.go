@@ -246,6 +246,16 @@ type Picture struct {
 	Differ map[string][]string
 }
 
+// Told is how many nodes the sums are of.
+func (p Picture) Told() (n int) {
+	for _, f := range p.Nodes {
+		if f.Err == nil {
+			n++
+		}
+	}
+	return n
+}
+
 // Picture asks every node for its state and adds up.
 func (o *Overview) Picture(ctx context.Context) Picture {
 	p := merge(o.Limiter, o.states(ctx))
