@@ -293,7 +293,8 @@ func remarks(p overview.Picture) []string {
 		out = append(out, remarksOf(n, p.Differ[n.ID])...)
 	}
 	if p.Elsewhere > 0 {
-		out = append(out, elsewhereWords(p.Elsewhere)+" What they see is missing here.")
+		words, have := elsewhereWords(p.Elsewhere)
+		out = append(out, words+" What "+have+" seen is missing here.")
 	}
 	return out
 }

@@ -304,25 +304,31 @@ func (s *server) missingUsage(b ratelimit.Bucket, all []overview.From[overview.U
 			out = append(out, fmt.Sprintf("The node %s %v.", nodeName(f.ID, f.Name), f.Err))
 		}
 	}
-	switch {
-	case told == 0 || told == len(all):
-	case told == len(all)-1:
-		out = append(out, "What it has counted is not in these numbers.")
-	default:
-		out = append(out, "What they have counted is not in these numbers.")
+	if told > 0 && told < len(all) {
+		out = append(out, "What "+theyHave(len(all)-told)+" counted is not in these numbers.")
 	}
 	if elsewhere > 0 && !atRedis {
-		out = append(out, elsewhereWords(elsewhere)+" What they have counted is not in these numbers.")
+		words, have := elsewhereWords(elsewhere)
+		out = append(out, words, "What "+have+" counted is not in these numbers.")
 	}
 	return strings.Join(out, " ")
 }
 
-// elsewhereWords tell of nodes that can't be asked.
-func elsewhereWords(n int) string {
+// theyHave stands for so many nodes.
+func theyHave(n int) string {
 	if n == 1 {
-		return "One more node counts at the same Redis. It is no cluster with the node that was asked (CLUSTER_PEERS), and can't be asked from there."
+		return "it has"
 	}
-	return fmt.Sprintf("%d more nodes count at the same Redis. They are no cluster with the node that was asked (CLUSTER_PEERS), and can't be asked from there.", n)
+	return "they have"
+}
+
+// elsewhereWords tell of nodes that can't be asked.
+func elsewhereWords(n int) (words, have string) {
+	words = "One more node counts at the same Redis. It is no cluster with the node that was asked (CLUSTER_PEERS), and can't be asked from there."
+	if n > 1 {
+		words = fmt.Sprintf("%d more nodes count at the same Redis. They are no cluster with the node that was asked (CLUSTER_PEERS), and can't be asked from there.", n)
+	}
+	return words, theyHave(n)
 }
 
 // askedBudget is the budget that the query names.
@@ -394,7 +400,8 @@ func (s *server) notReset(b ratelimit.Bucket, all []overview.From[overview.Forgo
 	}
 	if elsewhere := s.Overview.Elsewhere(len(all)); elsewhere > 0 && s.Limiter.Backend(b) != string(ratelimit.BackendRedis) {
 		notice = "usage_elsewhere_partly"
-		out = append(out, elsewhereWords(elsewhere)+" Reset it there too.")
+		words, _ := elsewhereWords(elsewhere)
+		out = append(out, words, "Reset it there too.")
 	}
 	if s.Overview.Kept(b, all) {
 		notice = "usage_kept_partly"

@@ -427,7 +427,7 @@ func TestRateLimitsInTrouble(t *testing.T) {
 			[]string{"The node b did not answer within 1 s. What it has seen is missing here.", "The node d is dead or hangs (silent since "},
 			2.0, "The node b did not answer within 1 s. The node c answered with an error, which the log of the node that was asked has. The node d is dead or hangs (silent since ",
 			false, "Reset is what was counted on a. Not on b: it did not answer within 3 s. Not on c: it answered with an error",
-			[]string{"<strong>1 of 4 nodes</strong> together", "<strong>2</strong>, 0 left, as far as the nodes tell", "<td>dead<span class=\"sub error\">is dead or hangs", "<td>3 min ago</td>", "since the start", "unknown"}, "names those that did not",
+			[]string{"<strong>1 of 4 nodes</strong> together", "<strong>2</strong>, 0 left, as far as the nodes tell", "<td>dead<span class=\"sub error\">is dead or hangs", "<td>3 min ago</td>", "unknown"}, "names those that did not",
 		},
 		"Redis is away": {
 			awayStore{backend: ratelimit.BackendRedis, err: chain}, nil,
@@ -437,12 +437,12 @@ func TestRateLimitsInTrouble(t *testing.T) {
 			[]string{"<strong>unknown</strong>", "does not know: it can&#39;t ask Redis", `<td class="number">2</td>`}, "The count at Redis stands",
 		},
 		"nodes are known by Redis only": {
-			awayStore{backend: ratelimit.BackendRedis, nodes: 2}, nil, []string{alone + " What they see is missing here."},
+			awayStore{backend: ratelimit.BackendRedis, nodes: 2}, nil, []string{alone + " What it has seen is missing here."},
 			2.0, "", true, "", []string{"<strong>2</strong>, 0 left"}, "The counter is reset on every node.",
 		},
 		"nodes are known by Redis only, and count for themselves": {
-			awayStore{backend: ratelimit.BackendLocal, nodes: 2}, nil, []string{alone + " What they see is missing here."},
-			2.0, alone + " What they have counted is not in these numbers.", false, "Reset is what was counted on a. " + alone + " Reset it there too.",
+			awayStore{backend: ratelimit.BackendLocal, nodes: 2}, nil, []string{alone + " What it has seen is missing here."},
+			2.0, alone + " What it has counted is not in these numbers.", false, "Reset is what was counted on a. " + alone + " Reset it there too.",
 			[]string{"<strong>2</strong>, 0 left, as far as the nodes tell"}, "reset it there too",
 		},
 	} {
@@ -500,6 +500,9 @@ func TestRateLimitsInTrouble(t *testing.T) {
 			page.has(t, tt.page...)
 			for _, want := range tt.remarks {
 				page.has(t, html.EscapeString(want))
+			}
+			if tt.view != nil {
+				f.show(t, rateLimitsPath+"?only=upload", admin).has(t, "As far as 1 of 4 nodes tell, nothing has been refused since ", "As far as 1 of 4 nodes tell, nothing has been refused in this bucket")
 			}
 			done := f.post(t, rateLimitsPath+"/reset", form, admin)
 			f.show(t, rateLimitsPath, admin, f.withCookie(areaAdmin, noticeCookie, f.cookieOf(done, areaAdmin, noticeCookie).Value)).has(t, tt.notice)
