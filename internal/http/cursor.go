@@ -1,15 +1,12 @@
 package http
 
 import (
-	"cmp"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
 	"net/url"
-	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/google/uuid"
 )
@@ -89,28 +86,13 @@ func (c *call) pathID(name string) (uuid.UUID, error) {
 	return id, nil
 }
 
-// parameters is query for a route that takes no others than these.
-func (c *call) parameters(names ...string) (url.Values, error) {
-	q, err := c.query()
-	for name := range q {
-		if !slices.Contains(names, name) {
-			return nil, newProblem(codeInvalidParameter, "There is no parameter %s here; there is %s.", strconv.QuoteToASCII(truncate(name, 50)),
-				cmp.Or(strings.Join(names, " and "), "none"))
-		}
-	}
-	return q, err
-}
-
-// query is the query's parameters. A malformed one, one that is repeated, or text that Postgres could not hold is refused.
+// query is the query's parameters. A malformed one or text that Postgres could not hold is refused.
 func (c *call) query() (url.Values, error) {
 	q, err := url.ParseQuery(c.r.URL.RawQuery)
 	if err != nil {
 		return nil, newProblem(codeInvalidParameter, "The query string is malformed.")
 	}
 	for name, values := range q {
-		if len(values) > 1 {
-			return nil, newProblem(codeInvalidParameter, "Invalid %s: it is given more than once.", strconv.QuoteToASCII(truncate(name, 50)))
-		}
 		for _, v := range values {
 			if !cleanText(v) {
 				return nil, newProblem(codeInvalidParameter, "Invalid %s: it must be UTF-8 without NUL.", strconv.QuoteToASCII(truncate(name, 50)))

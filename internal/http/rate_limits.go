@@ -116,9 +116,6 @@ type rateLimitsBody struct {
 }
 
 func (s *server) getRateLimits(c *call) (*reply, error) {
-	if _, err := c.parameters(); err != nil {
-		return nil, err
-	}
 	return dataReply(http.StatusOK, s.rateLimitsJSON(s.Overview.Picture(c.ctx())))
 }
 
@@ -333,7 +330,7 @@ func elsewhereWords(n int) (words, have string) {
 
 // askedBudget is the budget that the query names.
 func (s *server) askedBudget(c *call) (overview.Budget, error) {
-	q, err := c.parameters("bucket", "subject")
+	q, err := c.query()
 	if err != nil {
 		return overview.Budget{}, err
 	}
