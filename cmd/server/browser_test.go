@@ -328,7 +328,8 @@ func (b *tab) signIn(tenant, email string) {
 // People use the pages in a real browser. Everything that a page loads, does and says is watched: see tab.
 func TestBrowser(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, nil)
+	// One bucket is counted at a Redis that is not there: its look-up is of the unknown.
+	s := newSite(t, map[string]string{"RATE_LIMITS": `{"token_create":{"backend":"redis"}}`, "RATE_LIMIT_REDIS_URL": "redis://127.0.0.1:1"})
 	t.Run("administrator", func(t *testing.T) { t.Parallel(); s.administrator(t) })
 	t.Run("portal", func(t *testing.T) { t.Parallel(); s.portal(t) })
 	t.Run("keyboard", func(t *testing.T) { t.Parallel(); s.keyboard(t) })
@@ -485,6 +486,12 @@ func (s *site) administrator(t *testing.T) {
 	b.click(404, "/admin/rate_limits?*", ".form button")
 	b.shows("There is no tenant of this id or name: nobody here.")
 	b.picture("admin-rate-limits-error")
+	b.open(200, "/admin/rate_limits?bucket=token_create&subject=192.0.2.1:443")
+	b.shows("192.0.2.1 in token_create", "How much is used is unknown while Redis can't be asked.", "the backend redis can't be asked: it decides with its share of the limits.")
+	b.do(chromedp.Click(chromedp.CSS("summary")))
+	b.click(200, "/admin/rate_limits?*", "details button.danger")
+	b.shows("Not everywhere.", "The count at Redis stands")
+	b.picture("admin-rate-limits-partly")
 	b.open(200, "/admin/rate_limits?only=upload")
 	b.shows("Nothing has been refused in this bucket since the start.")
 	b.picture("admin-rate-limits-empty")
@@ -648,6 +655,7 @@ func (s *site) everyPage(t *testing.T) {
 		"admin": "/admin", "tenants": "/admin/tenants", "tenants-none": "/admin/tenants?q=nobody", "tenant": tenant, "limits": tenant + "/limits",
 		"limit": tenant + "/limits/inbound", "account": "/admin/account", "password": "/admin/password",
 		"rate-limits": "/admin/rate_limits", "rate-limits-use": "/admin/rate_limits?bucket=upload&subject=Acme",
+		"rate-limits-unknown": "/admin/rate_limits?bucket=token_create&subject=192.0.2.1",
 	} {
 		b.open(200, path)
 		look(name)

@@ -32,15 +32,10 @@ func objects(v any) []members {
 	return out
 }
 
-// silent says on standard error which nodes did not answer.
-func (h *hubClient) silent(nodes []members) (n int) {
-	for _, node := range nodes {
-		if node["error"] != nil {
-			n++
-			fmt.Fprintf(h.e.stderr, "The node %s did not answer: %s. What it knows is missing.\n", cell(node, "name"), cell(node, "error"))
-		}
-	}
-	return n
+// failed is whether a node of an answer has not told what it should. (Nodes that can't be asked from here, since Redis alone
+// joins them, are no failure: they are never in an answer.)
+func failed(nodes []members) bool {
+	return slices.ContainsFunc(nodes, func(n members) bool { return n["error"] != nil })
 }
 
 type limitsTopCmd struct {
@@ -111,9 +106,22 @@ func (c limitsTopCmd) Run(e *env) error {
 	for i, r := range rows {
 		shown[i] = r.shown
 	}
-	h.silent(objects(o["nodes"]))
-	return h.showList(shown, more, fmt.Sprintf("Nothing has been refused since %s.", cell(o, "top_since")),
-		column{"REFUSED", "refused"}, column{"BUCKET", "bucket"}, column{"WHOM", "subject"}, column{"TENANT", "tenant"})
+	remarks, _ := o["remarks"].([]any)
+	for _, r := range remarks {
+		fmt.Fprintln(h.e.stderr, r)
+	}
+	none := "Nothing has been refused since %s."
+	if o["complete"] != true {
+		none = "As far as the nodes tell, nothing has been refused since %s."
+	}
+	if err := h.showList(shown, more, fmt.Sprintf(none, cell(o, "top_since")),
+		column{"REFUSED", "refused"}, column{"BUCKET", "bucket"}, column{"WHOM", "subject"}, column{"TENANT", "tenant"}); err != nil {
+		return err
+	}
+	if failed(objects(o["nodes"])) {
+		return partly{"not every node has told what it saw"}
+	}
+	return nil
 }
 
 // subjectArgs name a budget.
@@ -149,19 +157,38 @@ func (c limitsShowCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
+	switch err := c.show(h, o); {
+	case err != nil:
+		return err
+	case failed(objects(o["nodes"])):
+		return partly{cell(o, "detail")}
+	case o["detail"] != nil:
+		fmt.Fprintln(e.stderr, cell(o, "detail"))
+	}
+	return nil
+}
+
+func (c limitsShowCmd) show(h *hubClient, o members) error {
 	if h.json {
 		return h.showJSON(o)
-	}
-	if o["limited"] != true {
-		fmt.Fprintf(e.stdout, "No limit applies to %s in %s.\n", cell(o, "subject"), cell(o, "bucket"))
-		return nil
 	}
 	whom := cell(o, "subject")
 	if name := cell(o, "tenant"); name != "–" {
 		whom += " (" + name + ")"
 	}
-	rate := limitRow(members{"effective": members{"limit": o["limit"], "scale_ms": o["scale_ms"]}})
-	fmt.Fprintf(e.stdout, "%s uses %s of %s in %s, and has %s left.\n\n", whom, cell(o, "used"), cell(rate, "effective.rate"), cell(o, "bucket"), cell(o, "remaining"))
+	bucket := cell(o, "bucket")
+	rate := cell(limitRow(members{"effective": members{"limit": o["limit"], "scale_ms": o["scale_ms"]}}), "effective.rate")
+	switch {
+	case o["limited"] != true:
+		fmt.Fprintf(h.e.stdout, "No limit applies to %s in %s.\n", whom, bucket)
+		return nil
+	case o["used"] == nil:
+		fmt.Fprintf(h.e.stdout, "How much of %s %s uses in %s is unknown.\n\n", rate, whom, bucket)
+	case o["complete"] != true:
+		fmt.Fprintf(h.e.stdout, "As far as the nodes tell, %s uses %s of %s in %s, and has %s left.\n\n", whom, cell(o, "used"), rate, bucket, cell(o, "remaining"))
+	default:
+		fmt.Fprintf(h.e.stdout, "%s uses %s of %s in %s, and has %s left.\n\n", whom, cell(o, "used"), rate, bucket, cell(o, "remaining"))
+	}
 	return h.showList(objects(o["nodes"]), false, "There are no nodes.", column{"NODE", "name"}, column{"USED", "used"}, column{"COUNTED THERE", "counted_here"},
 		column{"LEFT", "remaining"}, column{"WHOLE IN MS", "wait_ms"}, column{"BACKEND", "backend"}, column{"TROUBLE", "error"})
 }
@@ -178,7 +205,7 @@ func (limitsClearCmd) Help() string {
     server limits clear-usage login_account admin jane@example.com`
 }
 
-// partly is a change that did not reach every node.
+// partly is an answer or a change that is not of every node.
 type partly struct{ what string }
 
 func (p partly) Error() string { return p.what }
@@ -195,17 +222,15 @@ func (c limitsClearCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	nodes := objects(o["nodes"])
 	if o["cleared"] == true {
-		return h.done(o, "The counter of %s in %s is reset on %s.", cell(o, "subject"), cell(o, "bucket"), counted(len(nodes), "node", "nodes"))
+		return h.done(o, "The counter of %s in %s is reset on %s.", cell(o, "subject"), cell(o, "bucket"), counted(len(objects(o["nodes"])), "node", "nodes"))
 	}
 	if h.json {
 		if err := h.showJSON(o); err != nil {
 			return err
 		}
 	}
-	return partly{fmt.Sprintf("the counter of %s in %s is reset, but not on %d of %d nodes; run the same again when they answer", cell(o, "subject"), cell(o, "bucket"),
-		h.silent(nodes), len(nodes))}
+	return partly{fmt.Sprintf("the counter of %s in %s is not reset everywhere. %s", cell(o, "subject"), cell(o, "bucket"), cell(o, "detail"))}
 }
 
 // counted says how many.
@@ -250,12 +275,14 @@ func (c limitsTryCmd) Run(e *env) error {
 	if err := decode(answer.Data, &list); err != nil {
 		return err
 	}
-	if h.json {
-		return h.showJSON(list)
+	if err := h.showList(list, false, "Nothing was tried.", column{"BUCKET", "bucket"}, column{"SINCE", "since"}, column{"DEMAND", "demand"}, column{"ADMITTED", "admitted"},
+		column{"REFUSED", "refused"}, column{"PEAK/S", "peak_per_second"}, column{"PEAK AT", "peak_at"}, column{"WINDOWS OVER", "windows_exceeded"}, column{"OF", "windows"}); err != nil {
+		return err
 	}
 	for _, f := range list {
-		h.silent(objects(f["missing"]))
+		for _, node := range objects(f["missing"]) {
+			return partly{fmt.Sprintf("the demand is not that of all nodes: the node %s %s", cell(node, "name"), cell(node, "error"))}
+		}
 	}
-	return h.showList(list, false, "Nothing was tried.", column{"BUCKET", "bucket"}, column{"SINCE", "since"}, column{"DEMAND", "demand"}, column{"ADMITTED", "admitted"},
-		column{"REFUSED", "refused"}, column{"PEAK/S", "peak_per_second"}, column{"PEAK AT", "peak_at"}, column{"WINDOWS OVER", "windows_exceeded"}, column{"OF", "windows"})
+	return nil
 }

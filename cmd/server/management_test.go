@@ -120,6 +120,56 @@ func TestRefusalsOfTheHub(t *testing.T) {
 	}
 }
 
+// What not every node has told or done is said to be a part, with the hub's words for what is missing, and scripts can tell.
+func TestLimitsOfSomeNodes(t *testing.T) {
+	t.Parallel()
+	const gone = `{"node_id":"2","name":"b","error":"is dead or hangs (silent since 03:00:00 UTC)"}`
+	const budget = `"bucket":"upload","subject":"t","tenant":"Acme","limited":true,"limit":10,"scale_ms":1000`
+	for name, test := range map[string]struct {
+		args           []string
+		answer         string
+		stdout, stderr []string
+		err            string
+	}{
+		"top": {[]string{"top"}, `{"top_refused":{"upload":[["t",7]]},"subjects":{},"top_since":"2026-07-01T03:00:00Z","complete":false,"remarks":["The node b is dead."],"nodes":[{"error":null},` + gone + `]}`,
+			[]string{"7        upload  t"}, []string{"The node b is dead.\n"}, "not every node has told what it saw"},
+		"top of nothing": {[]string{"top"}, `{"complete":false,"top_refused":{},"top_since":"2026-07-01T03:00:00Z","remarks":[],"nodes":[` + gone + `]}`,
+			[]string{"As far as the nodes tell, nothing has been refused since 2026-07-01T03:00:00Z."}, nil, "not every node has told what it saw"},
+		"show a part": {[]string{"show", "upload", "t"}, `{` + budget + `,"used":3,"remaining":7,"complete":false,"detail":"The node b is dead.","nodes":[{"name":"a","error":null,"used":3,"remaining":7},` + gone + `]}`,
+			[]string{"As far as the nodes tell, t (Acme) uses 3 of 10/1s in upload, and has 7 left.", "b     –"}, nil, "The node b is dead."},
+		"show nothing": {[]string{"show", "upload", "t"}, `{` + budget + `,"used":null,"remaining":null,"complete":false,"detail":"How much is used is unknown while Redis can't be asked.","nodes":[{"name":"a","error":"does not know","used":null,"counted_here":2}]}`,
+			[]string{"How much of 10/1s t (Acme) uses in upload is unknown.", "a     –     2              –"}, nil, "How much is used is unknown while Redis can't be asked."},
+		"show a part in JSON": {[]string{"show", "upload", "t", "--json"}, `{` + budget + `,"used":3,"complete":false,"detail":"The node b is dead.","nodes":[` + gone + `]}`, []string{`"used": 3`}, nil, "The node b is dead."},
+		"clear-usage": {[]string{"clear-usage", "upload", "t"}, `{"bucket":"upload","subject":"t","cleared":false,"detail":"Reset is what was counted on a. Not on b: it is dead.","nodes":[{"name":"a","error":null},` + gone + `]}`,
+			nil, nil, "the counter of t in upload is not reset everywhere. Reset is what was counted on a. Not on b: it is dead."},
+		"try": {[]string{"try", "01939d2c-0000-7000-8000-0000000000e0", "upload", "5/1s"}, `[{"bucket":"upload","demand":9,"missing":[` + gone + `]}]`,
+			[]string{"upload  –      9"}, nil, "the demand is not that of all nodes: the node b is dead or hangs (silent since 03:00:00 UTC)"},
+		"nodes elsewhere": {[]string{"show", "upload", "t"}, `{` + budget + `,"used":3,"remaining":7,"complete":false,"detail":"One more node.","nodes":[{"name":"a","error":null,"used":3}]}`,
+			[]string{"As far as the nodes tell, t (Acme) uses 3"}, []string{"One more node.\n"}, ""},
+		"all of them": {[]string{"show", "upload", "t"}, `{` + budget + `,"used":3,"remaining":7,"complete":true,"detail":null,"nodes":[{"name":"a","error":null,"used":3}]}`,
+			[]string{"t (Acme) uses 3 of 10/1s in upload, and has 7 left."}, nil, ""},
+	} {
+		hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"data":` + test.answer + `}`)) }))
+		environ := map[string]string{"CONVERGER_URL": hub.URL, "CONVERGER_TOKEN": "t"}
+		var out, errs bytes.Buffer
+		err := run(t.Context(), append(append([]string{"limits"}, test.args...), "--dir", t.TempDir()), func(name string) string { return environ[name] }, &out, &errs)
+		hub.Close()
+		if test.err == "" && err != nil || test.err != "" && (err == nil || err.Error() != test.err || exitCode(err) != exitUnavailable) {
+			t.Errorf("%s: %v, want %q", name, err, test.err)
+		}
+		for _, want := range test.stdout {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("%s: %q is not in\n%s", name, want, out.String())
+			}
+		}
+		for _, want := range test.stderr {
+			if !strings.Contains(errs.String(), want) {
+				t.Errorf("%s: %q is not in\n%s", name, want, errs.String())
+			}
+		}
+	}
+}
+
 // Text from outside stays on its line and steers no terminal; long lists are read page by page.
 func TestTables(t *testing.T) {
 	t.Parallel()
@@ -406,7 +456,7 @@ func TestManageByShell(t *testing.T) {
 	says("has 2 left", "limits", "show", "activity_create", "Acme")
 	says("admin jane@example.com uses 0 of 5/1m in login_account, and has 5 left", "limits", "show", "login_account", "admin", "Jane@example.com")
 	fails("There is no tenant", "limits", "show", "activity_create", "Nobody")
-	fails("must be an IP address", "limits", "clear-usage", "unknown_caller", "localhost")
+	fails("must be one IP address", "limits", "clear-usage", "unknown_caller", "localhost")
 	says("", "limits", "unset", "Acme", "activity_create")
 
 	says("No ranges match", "ranges", "list")

@@ -81,6 +81,24 @@ func TestLimitsAtRedis(t *testing.T) {
 		})
 	}
 	more("the shares to be used up", &refused, 200)
+	ops := management(t, nodes[1], url)
+	const usage = "/api/v1/management/rate_limits/usage?bucket=activity_create&subject=Tenant"
+	type told struct {
+		Error *string
+		Used  *int
+		Own   *int `json:"counted_here"`
+	}
+	use := data[struct {
+		Used      *int
+		Complete  bool
+		Detail    string
+		Elsewhere int `json:"nodes_elsewhere"`
+		Nodes     []told
+	}](t, ops.call(t, http.StatusOK, "GET", usage, ""))
+	if use.Used != nil || use.Complete || !strings.Contains(use.Detail, "unknown while Redis can't be asked") || use.Elsewhere != 1 || len(use.Nodes) != 1 ||
+		use.Nodes[0].Used != nil || use.Nodes[0].Error == nil || use.Nodes[0].Own == nil || *use.Nodes[0].Own < 1 {
+		t.Errorf("a look-up without Redis: %+v", use)
+	}
 	if got := admitted.Load(); got > limit || got < limit/2 { // on a busy machine many calls are in doubt, and count
 		t.Errorf("without Redis %d of a limit of %d were admitted", got, limit)
 	}

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -568,10 +569,14 @@ func (n *Node) foreigners() (labels []string, count int) {
 // isForeign tells whether a peer wrote a heartbeat for another cluster. The roster's lock is held.
 func (n *Node) isForeign(p *peer) bool { return p.label != "" && p.label != n.config.Label }
 
-const maxSkew = 100 * time.Millisecond
+const (
+	maxSkew = 100 * time.Millisecond
+	// maxNamed is how many of the dead Degraded names.
+	maxNamed = 3
+)
 
-// Degraded is nil, or what an operator should look at: no peers seen though some are expected, a split, no heartbeat, a
-// clock that is off.
+// Degraded is nil, or what an operator should look at: no peers seen though some are expected, a split, the dead, no
+// heartbeat, a clock that is off.
 func (n *Node) Degraded() error {
 	var all []string
 	v := n.View()
@@ -583,6 +588,13 @@ func (n *Node) Degraded() error {
 	if labels, k := n.foreigners(); k > 0 {
 		all = append(all, fmt.Sprintf("%d nodes of another cluster (CLUSTER_LABEL %s, here %s) use this database; limits are shared out with them: give them a database of their own, or the same label",
 			k, strings.Join(labels, ", "), n.config.Label))
+	}
+	for i, d := range v.Dead {
+		if i == maxNamed {
+			all = append(all, fmt.Sprintf("%d more nodes are dead or hang", len(v.Dead)-i))
+			break
+		}
+		all = append(all, fmt.Sprintf("the node %s (%s) is dead or hangs: its last heartbeat was %s ago", cmp.Or(d.Name, d.ID.String()), d.Address, d.Silent.Round(time.Second)))
 	}
 	if k := n.countUnreachable(); k > 0 {
 		all = append(all, fmt.Sprintf("%d nodes can be heard and not reached at the address that they advertise (CLUSTER_ADVERTISE)", k))

@@ -11,7 +11,8 @@
 // has an [ID] of its own, by which it is told apart from its predecessor at the same address. Each node keeps a connection
 // to each other (gRPC, messages of plain bytes), on which it is heard at least every 100 ms and says whether it takes
 // requests yet ([Node.Open]). Once a second it writes a heartbeat to the database: the witness that tells a split from a
-// death. See [Standing] and the function judge, which is the whole rule. Gossip alone would not do: a node that is alive to
+// death. See [Standing] and the function judge, which is the whole rule. Whoever died or hangs stays in the view for operators, for
+// ten minutes or until it has a successor: see [Dead]. Gossip alone would not do: a node that is alive to
 // it may be unreachable from here.
 //
 // Gossip and connections share one port, TCP and UDP. Both are authenticated and encrypted by keys derived from the

@@ -146,11 +146,25 @@ func TestStoppedForFiveSeconds(t *testing.T) {
 	stopped := time.Now()
 	node.await(t, "it silent", standing(other.id, cluster.Split))
 	node.await(t, "it dead", alone)
+	missed := func(v *cluster.View) bool {
+		return len(v.Dead) == 1 && v.Dead[0].ID == other.id && v.Dead[0].Address == addresses[1] && v.Dead[0].Silent >= 3*time.Second
+	}
+	node.await(t, "it missed", missed)
+	if err := node.Degraded(); err == nil || !strings.Contains(err.Error(), addresses[1]+") is dead or hangs: its last heartbeat was ") {
+		t.Errorf("degraded: %v", err)
+	}
 	time.Sleep(max(0, 5*time.Second-time.Since(stopped))) // the pause is the test
+	newcomer := freePort(t)
+	late := config(at(newcomer), append(addresses, at(newcomer))...)
+	late.Database = heartbeats(t, url)
+	third := run(t, late)
+	third.await(t, "it missed by one that has never seen it", missed)
+	third.stop()
+	node.await(t, "nobody missed who said that it leaves", func(v *cluster.View) bool { return alone(v) && missed(v) })
 	other.signal(syscall.SIGCONT)
 	resumed := time.Now()
 	node.await(t, "it back, under its own name", func(v *cluster.View) bool {
-		return v.Visible == 2 && v.Alive == 2 && standing(other.id, cluster.Visible)(v) && v.Peers[0].Connected
+		return v.Visible == 2 && v.Alive == 2 && standing(other.id, cluster.Visible)(v) && v.Peers[0].Connected && len(v.Dead) == 0
 	})
 	if took := time.Since(resumed); took > 5*time.Second {
 		t.Errorf("whole again after %s", took)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +52,52 @@ func TestJudge(t *testing.T) {
 				t.Errorf("%s, witness %d: %d, want %d", name, w, got, want)
 			}
 		}
+	}
+}
+
+func TestMissed(t *testing.T) {
+	t.Parallel()
+	now := time.UnixMilli(1_000_000_000)
+	const age = 20 * time.Second
+	died := now.Add(-age)
+	row := func(id ID, name, address string, age time.Duration) beat {
+		return beat{id: id, label: "test", m: member{Name: name, Address: address, Version: "1", Started: died.Add(-time.Hour).UnixMilli()}, age: age}
+	}
+	lives := func(name, address string, started time.Time) member {
+		return member{Name: name, Address: address, Started: started.UnixMilli()}
+	}
+	one := row(1, "a", "10.0.0.1:7946", age)
+	for name, test := range map[string]struct {
+		living member
+		missed bool
+	}{
+		"others live":                      {lives("b", "10.0.0.2:7946", now), true},
+		"its place is taken":               {lives("b", "10.0.0.1:7946", died.Add(-time.Minute)), false},
+		"its name came back elsewhere":     {lives("a", "10.0.0.9:7946", died.Add(time.Second)), false},
+		"an older one has the same name":   {lives("a", "10.0.0.2:7946", died.Add(-time.Minute)), true},
+		"its machine has another node now": {lives("b", "10.0.0.1:7947", now), true},
+	} {
+		if got := missed([]beat{one}, []member{lives("me", "10.0.0.3:7946", died), test.living}, now); (len(got) == 1) != test.missed {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	if got := missed([]beat{row(1, "", "10.0.0.1:7946", age)}, []member{lives("", "10.0.0.2:7946", now)}, now); len(got) != 1 {
+		t.Error("two without a name are taken for one")
+	}
+	// A deploy that goes wrong fills no page, and what is old is forgotten.
+	var many []beat
+	for i := range 100 {
+		many = append(many, row(ID(i+1), "", "10.0.1.1:"+strconv.Itoa(i+1), deadFor-50*time.Second+time.Duration(i)*time.Second))
+	}
+	got := missed(many, nil, now)
+	if len(got) != maxDead || got[0].ID != 1 || got[maxDead-1].ID != maxDead {
+		t.Errorf("%d dead: %v", len(got), got)
+	}
+	if got := missed(many[45:], nil, now); len(got) != 5 {
+		t.Errorf("%d dead of the last ten minutes", len(got))
+	}
+	if cmp.Diff(missed([]beat{one}, nil, now), []Dead{{1, "a", "10.0.0.1:7946", "1", died.Add(-time.Hour), age}}) != "" {
+		t.Errorf("%+v", missed([]beat{one}, nil, now))
 	}
 }
 

@@ -251,6 +251,7 @@ func (n *Node) judgeAll() (remarks []remark) {
 		}
 	}
 	v := &View{Visible: 1, Alive: 1, Witness: w == witnessRecent || w == witnessSteady, Skew: time.Duration(n.skew.Load())}
+	living := []member{n.me}
 	for id, p := range n.roster {
 		p.row = rowNone
 		if b, ok := n.beats[id]; ok {
@@ -281,6 +282,7 @@ func (n *Node) judgeAll() (remarks []remark) {
 		if !alive {
 			continue
 		}
+		living = append(living, p.m)
 		switch standing {
 		case Visible:
 			v.Visible++
@@ -294,6 +296,7 @@ func (n *Node) judgeAll() (remarks []remark) {
 			Session: p.session.Load(), Connected: p.link.Load() != nil, Queued: len(p.queue), Dropped: p.dropped.Load(),
 		})
 	}
+	v.Dead = n.dead(living)
 	slices.SortFunc(v.Peers, func(a, b Peer) int {
 		if a.ID < b.ID {
 			return -1
@@ -436,6 +439,20 @@ func (n *Node) witness(now time.Time) witness {
 		return witnessRecent
 	}
 	return witnessSteady
+}
+
+// dead are those of this cluster whose row is stale and was not taken away. The roster's lock is held.
+func (n *Node) dead(living []member) []Dead {
+	var stale []beat
+	for id, b := range n.beats {
+		p := n.roster[id]
+		if _, left := n.gone[id]; left || p != nil && p.listed || b.age < staleAfter || b.label != n.config.Label {
+			continue
+		}
+		b.age += time.Since(n.beatAt) // since it was read
+		stale = append(stale, b)
+	}
+	return missed(stale, living, time.Unix(0, n.Now()))
 }
 
 // freshRows counts the other nodes of this cluster that write heartbeats. The roster's lock is held.

@@ -1,12 +1,20 @@
 package cluster
 
-import "time"
+import (
+	"cmp"
+	"slices"
+	"time"
+)
 
 const (
 	// visibleFor is how long a peer counts as visible after it was heard. It is heard at least every pingEvery.
 	visibleFor = 500 * time.Millisecond
 	// staleAfter is the age at which a heartbeat no longer speaks for its node; they come every beatEvery.
 	staleAfter = 3 * time.Second
+	// deadFor and maxDead bound the dead in a view: who looks into it comes within minutes, and a hundred names in a row
+	// would hide the one that matters.
+	deadFor = 10 * time.Minute
+	maxDead = 16
 )
 
 // witness is how far the database's word about who lives can be taken.
@@ -62,4 +70,20 @@ func judge(s sighting, w witness) (standing Standing, ok bool) {
 		return Joining, true
 	}
 	return 0, false
+}
+
+// missed are the dead that an operator is to hear of, the last first. Of heartbeats only stale ones are given, living are the
+// nodes that live, now is the corrected clock.
+func missed(stale []beat, living []member, now time.Time) []Dead {
+	var dead []Dead
+	for _, b := range stale {
+		succeeds := func(m member) bool {
+			return m.Address == b.m.Address || m.Name != "" && m.Name == b.m.Name && m.started().After(now.Add(-b.age))
+		}
+		if b.age < deadFor && !slices.ContainsFunc(living, succeeds) {
+			dead = append(dead, Dead{b.id, b.m.Name, b.m.Address, b.m.Version, b.m.started(), b.age})
+		}
+	}
+	slices.SortFunc(dead, func(a, b Dead) int { return cmp.Or(cmp.Compare(a.Silent, b.Silent), cmp.Compare(a.ID, b.ID)) })
+	return dead[:min(len(dead), maxDead)]
 }

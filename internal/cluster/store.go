@@ -44,12 +44,13 @@ type beat struct {
 	age   time.Duration // by the database's clock
 }
 
-// Rows of every label count: whoever shares the database shares the limits.
+// Rows of every label count: whoever shares the database shares the limits. Those of the living come first; the dead of a crash
+// loop are more than anybody needs.
 const beatsSQL = `SELECT id, label, name, address, version, started_at, (extract(epoch FROM clock_timestamp() - seen_at) * 1000000)::bigint
-	FROM cluster_nodes WHERE id <> $1 AND seen_at > clock_timestamp() - interval '1 minute'`
+	FROM cluster_nodes WHERE id <> $1 AND seen_at > clock_timestamp() - $2::interval ORDER BY seen_at DESC LIMIT 1000`
 
 func readBeats(ctx context.Context, c *pgx.Conn, own ID) ([]beat, error) {
-	rows, err := c.Query(ctx, beatsSQL, own.String())
+	rows, err := c.Query(ctx, beatsSQL, own.String(), deadFor)
 	if err != nil {
 		return nil, fmt.Errorf("read heartbeats: %w", err)
 	}

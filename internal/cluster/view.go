@@ -5,7 +5,7 @@ import "time"
 // Standing is what this node makes of a peer.
 type Standing uint8
 
-// The standings of a peer. A dead one is in no view.
+// The standings of a peer. A dead one has none: see [View.Dead].
 const (
 	// Joining: known, and not yet heard. It admits nothing yet, so it counts neither as visible nor as alive.
 	Joining Standing = iota
@@ -23,6 +23,8 @@ func (s Standing) String() string { return [numStandings]string{"joining", "visi
 type View struct {
 	// Peers are the other nodes, by rising ID, without the dead and those that left.
 	Peers []Peer
+	// Dead are the nodes that were killed, hang or are cut off from everything, for an operator to miss: see [Dead].
+	Dead []Dead
 	// Visible and Alive count nodes, this one included. A node that sees Visible of Alive nodes enforces that share of a
 	// limit: the sum over the sides of a split is the limit.
 	Visible, Alive int
@@ -30,6 +32,19 @@ type View struct {
 	Witness bool
 	// Skew is how far this node's wall clock is ahead of the database's; 0 until it was compared.
 	Skew time.Duration
+}
+
+// Dead is a node of this cluster that has neither been heard nor written a heartbeat for three seconds, and has not said that
+// it leaves. It has no part in limits any more, and stays in the view for ten minutes, unless it is back or has a successor: a
+// living node at its address, or one of its name that started later. Of many only the last 16 are in the view, the
+// last first. That is the database's word: all nodes give it, those that started since too.
+type Dead struct {
+	ID            ID
+	Name, Address string
+	Version       string
+	Started       time.Time // by its own clock
+	// Silent is how long ago its last heartbeat was, when the view was made.
+	Silent time.Duration
 }
 
 // Peer is another node, as of its view.

@@ -1,8 +1,10 @@
 package http
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -44,6 +46,7 @@ type rateLimitsView struct {
 	Recent    []recentRow
 	Nodes     []nodeRow
 	Several   bool
+	Told      string // how many of them the sums are of, "" for all
 	Links     *overview.Connections
 	Form      *pageForm
 	Use       *useView
@@ -87,17 +90,17 @@ type recentRow struct {
 
 type nodeRow struct {
 	Name, ID, Version, Standing, Error, Skew, Keys, Heard, Delay, State string
-	Queued                                                              int
-	Dropped                                                             uint64
+	Queued, Dropped                                                     string
 }
 
 // useView is one subject's use.
 type useView struct {
 	shownSubject
-	Body  usageBody
-	Limit string
-	Write bool
-	Nodes []useNodeRow
+	Body            usageBody
+	Limit           string
+	Used, Remaining string // "" for what is not known
+	Write           bool
+	Nodes           []useNodeRow
 }
 
 type useNodeRow struct{ Name, Used, Own, Free, Error string }
@@ -152,6 +155,9 @@ func (x *formField) known() bool {
 func (s *server) rateLimitsPage(c *call, status int, q url.Values, f *pageForm, use *useView) (*reply, error) {
 	p := s.Overview.Picture(c.ctx())
 	v := rateLimitsView{At: p.At, Since: p.At, Links: p.Connections, Form: f, Use: use, Several: len(p.Nodes) > 1, Live: live(q, c.started)}
+	if told := p.Told(); told < len(p.Nodes) {
+		v.Told = fmt.Sprintf("%d of %d nodes", told, len(p.Nodes))
+	}
 	if _, ok := ratelimit.ParseBucket(q.Get("only")); ok {
 		v.Only = q.Get("only")
 	}
@@ -193,8 +199,8 @@ func (s *server) rateLimitsPage(c *call, status int, q url.Values, f *pageForm, 
 	v.Recent = v.Recent[:min(len(v.Recent), 25)]
 	for _, n := range p.Nodes {
 		v.Nodes = append(v.Nodes, rowOfNode(n))
-		v.Remarks = append(v.Remarks, remarks(n, p.Differ[n.ID])...)
 	}
+	v.Remarks = remarks(p)
 	page, err := s.page(c, status, "admin-rate-limits.html", view{Title: "Rate limits", Failed: f.failed(), Main: v})
 	if err == nil && v.Live.Every > 0 {
 		page = page.with("Refresh", strconv.Itoa(v.Live.Every))
@@ -245,16 +251,17 @@ func (s *server) bucketRow(b overview.BucketPicture) bucketRow {
 }
 
 func nodeName(id, name string) string {
-	if name == "" {
-		return id
-	}
-	return name
+	return cmp.Or(name, id, "that you asked")
 }
 
 func rowOfNode(n overview.From[overview.State]) nodeRow {
-	r := nodeRow{Name: nodeName(n.ID, n.Name), ID: n.ID, Version: n.Answer.Version, Standing: "asked", Skew: "–", Keys: "–", Heard: "–", Delay: "–"}
+	r := nodeRow{Name: nodeName(n.ID, n.Name), ID: n.ID, Version: n.Answer.Version, Standing: "asked", Skew: "–", Keys: "–", Heard: "–", Delay: "–", Queued: "–", Dropped: "–"}
+	if d := n.Dead; d != nil {
+		r.Version, r.Standing, r.Heard = d.Version, standingDead, ago(d.Silent)
+	}
 	if p := n.Peer; p != nil {
-		r.Version, r.Standing, r.Queued, r.Dropped = p.Version, p.Standing.String(), p.Queued, p.Dropped
+		r.Version, r.Standing = p.Version, p.Standing.String()
+		r.Queued, r.Dropped = ratelimit.Grouped(int64(p.Queued)), ratelimit.Grouped(int64(p.Dropped))
 		if p.Heard >= 0 {
 			r.Heard = ago(p.Heard)
 		}
@@ -267,7 +274,7 @@ func rowOfNode(n overview.From[overview.State]) nodeRow {
 		return r
 	}
 	a := n.Answer
-	r.Skew = fmt.Sprintf("%.1f ms", a.SkewMs)
+	r.Skew = fmt.Sprintf("%.1f ms", math.Round(10*a.SkewMs)/10+0) // never -0.0
 	keys := 0
 	for _, x := range a.Stores {
 		keys += x.Keys
@@ -280,10 +287,22 @@ func rowOfNode(n overview.From[overview.State]) nodeRow {
 }
 
 // remarks are what an operator should look at first.
-func remarks(n overview.From[overview.State], differs []string) []string {
+func remarks(p overview.Picture) []string {
+	out := []string{}
+	for _, n := range p.Nodes {
+		out = append(out, remarksOf(n, p.Differ[n.ID])...)
+	}
+	if p.Elsewhere > 0 {
+		words, have := elsewhereWords(p.Elsewhere)
+		out = append(out, words+" What "+have+" seen is missing here.")
+	}
+	return out
+}
+
+func remarksOf(n overview.From[overview.State], differs []string) []string {
 	name := nodeName(n.ID, n.Name)
 	if n.Err != nil {
-		return []string{fmt.Sprintf("The node %s did not tell: %v. What it has seen is missing below.", name, n.Err)}
+		return []string{fmt.Sprintf("The node %s %v. What it has seen is missing here.", name, n.Err)}
 	}
 	var out []string
 	for _, x := range n.Answer.Stores {
@@ -323,20 +342,29 @@ func (s *server) lookUp(c *call, bucket, subject string) (*useView, error) {
 		return nil, err
 	}
 	all := s.Overview.Usage(c.ctx(), b)
+	number := func(n *uint32) string {
+		if n == nil {
+			return ""
+		}
+		return ratelimit.Grouped(int64(*n))
+	}
 	v := &useView{shownSubject: s.shown(bucket, overview.Subject{Text: b.Name.Text, Tenant: b.Name.Tenant}), Body: s.usageJSON(b, all), Limit: "no limit", Write: c.may(auth.RightWrite)}
 	if p := s.Overview.Policy(b); p != nil {
 		v.Limit = ruleWords(p.Rule())
 	}
+	if u := v.Body.Used; u != nil {
+		v.Used = ratelimit.Grouped(int64(*u))
+	}
+	if r := v.Body.Remaining; r != nil {
+		v.Remaining = ratelimit.Grouped(int64(*r))
+	}
 	for _, n := range v.Body.Nodes {
-		r := useNodeRow{Name: n.Name, Used: ratelimit.Grouped(int64(n.Used)), Own: "–", Free: "–"}
+		r := useNodeRow{Name: n.Name, Used: cmp.Or(number(n.Used), "unknown"), Own: cmp.Or(number(n.Own), "–"), Free: "–"}
 		if n.NodeID != nil {
 			r.Name = nodeName(*n.NodeID, n.Name)
 		}
-		if n.Own != nil {
-			r.Own = ratelimit.Grouped(int64(*n.Own))
-		}
-		if n.WaitMS > 0 {
-			r.Free = "in " + time.Duration(int64(n.WaitMS)*1e6).Round(100*time.Millisecond).String()
+		if n.WaitMS != nil && *n.WaitMS > 0 {
+			r.Free = "in " + wait(time.Duration(*n.WaitMS)*time.Millisecond)
 		}
 		if n.Error != nil {
 			r.Error = *n.Error
@@ -346,7 +374,15 @@ func (s *server) lookUp(c *call, bucket, subject string) (*useView, error) {
 	return v, nil
 }
 
-// resetOnPage resets a counter, and says so when not every node could be reached.
+// wait says how long something takes: to the tenth of a second, of what is longer than ten seconds to the second.
+func wait(d time.Duration) string {
+	if d > 10*time.Second {
+		return d.Round(time.Second).String()
+	}
+	return max(d.Round(100*time.Millisecond), 100*time.Millisecond).String()
+}
+
+// resetOnPage resets a counter, and says so when not all could be.
 func (s *server) resetOnPage(c *call) (*reply, error) {
 	values, err := c.formValues()
 	if err != nil {
@@ -360,11 +396,7 @@ func (s *server) resetOnPage(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	notice := "usage_cleared"
-	if !done.Cleared {
-		notice = "usage_cleared_partly"
-	}
-	return s.done(c, notice, rateLimitsPath+"?"+url.Values{"bucket": {done.Bucket}, "subject": {done.Subject}}.Encode()), nil
+	return s.done(c, done.notice, rateLimitsPath+"?"+url.Values{"bucket": {done.Bucket}, "subject": {done.Subject}}.Encode()), nil
 }
 
 // forecastWords say what the last hour would have met.
@@ -383,7 +415,7 @@ func forecastWords(f forecastBody) []string {
 		out = append(out, fmt.Sprintf("The demand was so high that one in up to %d requests was looked at: the numbers are estimates.", f.Sampled))
 	}
 	for _, m := range f.Missing {
-		out = append(out, fmt.Sprintf("The node %s did not tell (%s): its demand is missing.", m.Name, *m.Error))
+		out = append(out, fmt.Sprintf("The node %s %s. Its demand is missing.", m.Name, *m.Error))
 	}
 	return out
 }

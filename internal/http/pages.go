@@ -145,7 +145,8 @@ type view struct {
 	// Filled in by the server.
 	Area      area
 	Who       *who
-	Notice    string
+	Notice    string // what was done
+	Partly    string // what was done in part
 	LimitsOff bool
 	here      string
 }
@@ -186,7 +187,7 @@ func (s *server) page(c *call, status int, name string, v view) (*reply, error) 
 	}
 	r := &reply{status: status, contentType: typeHTML}
 	if v.Area != areaPublic {
-		v.Notice = s.takeNotice(c)
+		v.Notice, v.Partly = s.takeNotice(c)
 	}
 	var b bytes.Buffer
 	if err := t.ExecuteTemplate(&b, "layout", v); err != nil {

@@ -56,11 +56,17 @@ func NewPolicyOf(l *ratelimit.Limiter, d *tenants.Directory) func(overview.Budge
 	}
 }
 
+// counted say whom a bucket counts.
+var counted = map[ratelimit.Subject]string{
+	ratelimit.SubjectTenant: "tenants", ratelimit.SubjectChannel: "channels", ratelimit.SubjectIP: "addresses of clients", ratelimit.SubjectAccount: "accounts",
+	ratelimit.SubjectCaller: "tenants, and users of client tokens", ratelimit.SubjectSession: "sessions", ratelimit.SubjectOperator: "operator tokens",
+}
+
 // subjectForms say how a subject is written, for whoever wrote it another way.
 var subjectForms = map[ratelimit.Subject]string{
 	ratelimit.SubjectTenant:   "the id or the name of a tenant",
 	ratelimit.SubjectChannel:  "the id of a channel",
-	ratelimit.SubjectIP:       "an IP address, such as 203.0.113.7 or 2001:db8::1; of IPv6 the /64 is counted",
+	ratelimit.SubjectIP:       "one IP address, such as 203.0.113.7 or 2001:db8::1; of IPv6 the /64 is counted",
 	ratelimit.SubjectAccount:  `"admin EMAIL", or the id or name of a tenant and the email address: "Acme jane@acme.example"`,
 	ratelimit.SubjectCaller:   "the id or the name of a tenant, or of a client token CHANNEL_ID/user:USER_ID or CHANNEL_ID/conversation:ID",
 	ratelimit.SubjectSession:  "the first 16 digits of the session's digest, as this list shows them, or all 64",
@@ -76,11 +82,11 @@ func (s *server) findBudget(ctx context.Context, bucket, text string) (overview.
 	}
 	text = strings.TrimSpace(text)
 	if text == "" {
-		return overview.Budget{}, newProblem(codeInvalidParameter, "Invalid subject: %s counts %ss; it must be %s.", b,
-			strings.ReplaceAll(string(b.Info().Subject), "_", " "), subjectForms[b.Info().Subject])
+		return overview.Budget{}, newProblem(codeInvalidParameter, "Invalid subject: %s counts %s; it must be %s.", b,
+			counted[b.Info().Subject], subjectForms[b.Info().Subject])
 	}
 	out := overview.Budget{Bucket: b, Name: ratelimit.Name{Text: text}}
-	if digits, ok := strings.CutPrefix(text, overview.KeyPrefix); ok && out.Key.UnmarshalText([]byte(digits)) == nil {
+	if digits, ok := strings.CutPrefix(text, overview.KeyPrefix); ok && out.Key.UnmarshalText([]byte(digits)) == nil && out.Key.Valid() {
 		if k, n, ok := s.Limiter.Find(b, text); ok {
 			out.Key, out.Name = k, n
 		}
@@ -89,11 +95,8 @@ func (s *server) findBudget(ctx context.Context, bucket, text string) (overview.
 	invalid := newProblem(codeInvalidParameter, "Invalid subject: it must be %s.", subjectForms[b.Info().Subject])
 	switch b.Info().Subject {
 	case ratelimit.SubjectIP:
-		addr, err := netip.ParseAddr(text)
-		if p, e := netip.ParsePrefix(text); err != nil && e == nil && p.Bits() == 64 { // as AddressText writes it
-			addr, err = p.Addr(), nil
-		}
-		if err != nil {
+		addr, ok := parseClient(text)
+		if !ok {
 			return out, invalid
 		}
 		out.Key, out.Name.Text = s.Hasher.IP(b, addr), ratelimit.AddressText(addr)
@@ -128,11 +131,14 @@ func (s *server) findBudget(ctx context.Context, bucket, text string) (overview.
 		if !ok || !strings.Contains(email, "@") {
 			return out, invalid
 		}
-		out.Name.Text = s.SignIn.AccountName(who != "admin", who, email)
-		if id, err := parseID(strings.TrimPrefix(who, "tenant ")); err == nil {
-			t, ok := s.Directory.Tenant(id)
-			if !ok {
-				return out, newProblem(codeNotFound, "There is no tenant %s.", id)
+		if who == "admin" {
+			out.Name.Text = s.SignIn.AccountName(false, "", email)
+		} else {
+			t, err := s.knownTenant(strings.TrimPrefix(who, "tenant "))
+			if err != nil {
+				if t, err = s.knownTenant(who); err != nil { // its name begins so
+					return out, err
+				}
 			}
 			out.Name.Text = s.SignIn.AccountName(true, t.Name, email)
 		}
@@ -172,13 +178,40 @@ func bucketNames() string {
 	return strings.Join(names, ", ")
 }
 
-func (s *server) tenantBudget(out overview.Budget, text string) (overview.Budget, error) {
+// parseClient reads an address as logs and lists have it: alone, with a port, in brackets, or as the network that is
+// counted. Zones and ports are dropped, since they are not counted.
+func parseClient(text string) (netip.Addr, bool) {
+	if p, err := netip.ParseAddrPort(text); err == nil {
+		return p.Addr(), true
+	}
+	if p, err := netip.ParsePrefix(text); err == nil {
+		return p.Addr(), p.IsSingleIP() || p.Addr().Is6() && p.Bits() == 64
+	}
+	if inner, ok := strings.CutPrefix(text, "["); ok {
+		text, ok = strings.CutSuffix(inner, "]")
+		if !ok {
+			return netip.Addr{}, false
+		}
+	}
+	addr, err := netip.ParseAddr(text)
+	return addr, err == nil
+}
+
+func (s *server) knownTenant(text string) (*tenants.TenantEntry, error) {
 	t, ok := s.Directory.TenantNamed(text)
 	if id, err := parseID(text); err == nil {
 		t, ok = s.Directory.Tenant(id)
 	}
 	if !ok {
-		return out, newProblem(codeNotFound, "There is no tenant of this id or name: %s.", truncate(text, 100))
+		return nil, newProblem(codeNotFound, "There is no tenant of this id or name: %s.", truncate(text, 100))
+	}
+	return t, nil
+}
+
+func (s *server) tenantBudget(out overview.Budget, text string) (overview.Budget, error) {
+	t, err := s.knownTenant(text)
+	if err != nil {
+		return out, err
 	}
 	out.Key, out.Name = s.Hasher.Tenant(out.Bucket, t.ID), ratelimit.Name{Tenant: t.ID, Text: t.ID.String()}
 	return out, nil

@@ -3,7 +3,9 @@ package http
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -82,8 +84,9 @@ type nodeBody struct {
 	ID            *string               `json:"id"` // null: the only one
 	Name          string                `json:"name"`
 	Version       string                `json:"version"`
-	Standing      string                `json:"standing"` // asked, or as the asked node sees it
+	Standing      string                `json:"standing"` // asked, dead, or as the asked node sees it
 	Error         *string               `json:"error"`
+	LastHeardAt   *time.Time            `json:"last_heard_at"` // by the asked node, of a dead one its heartbeat
 	StartedAt     *time.Time            `json:"started_at"`
 	SkewMS        float64               `json:"skew_ms"`
 	Witness       bool                  `json:"witness"`
@@ -97,6 +100,7 @@ type nodeBody struct {
 
 type rateLimitsBody struct {
 	At             time.Time                              `json:"at"`
+	Complete       bool                                   `json:"complete"` // every node has told
 	Enabled        bool                                   `json:"enabled"`
 	Config         map[string]*overview.Limit             `json:"config"`
 	Decisions      map[string]overview.Decisions[float64] `json:"decisions_per_second"`
@@ -107,6 +111,8 @@ type rateLimitsBody struct {
 	RecentRefusals []refusalBody                          `json:"recent_refusals"`
 	Connections    *overview.Connections                  `json:"connections"`
 	Nodes          []nodeBody                             `json:"nodes"`
+	NodesElsewhere int                                    `json:"nodes_elsewhere"`
+	Remarks        []string                               `json:"remarks"`
 }
 
 func (s *server) getRateLimits(c *call) (*reply, error) {
@@ -115,9 +121,9 @@ func (s *server) getRateLimits(c *call) (*reply, error) {
 
 func (s *server) rateLimitsJSON(p overview.Picture) rateLimitsBody {
 	out := rateLimitsBody{
-		At: p.At, Enabled: p.Enabled, TopSince: p.At, Connections: p.Connections, RecentRefusals: []refusalBody{}, Nodes: []nodeBody{},
+		At: p.At, Complete: p.Told() == len(p.Nodes) && p.Elsewhere == 0, Enabled: p.Enabled, TopSince: p.At, Connections: p.Connections, RecentRefusals: []refusalBody{}, Nodes: []nodeBody{},
 		Config: map[string]*overview.Limit{}, Decisions: map[string]overview.Decisions[float64]{}, RefusedTotal: map[string]uint64{},
-		TopRefused: map[string][]countPair{}, Subjects: map[string]subjectBody{},
+		TopRefused: map[string][]countPair{}, Subjects: map[string]subjectBody{}, NodesElsewhere: p.Elsewhere, Remarks: remarks(p),
 	}
 	note := func(x overview.Subject) *uuid.UUID {
 		if x.Tenant == uuid.Nil {
@@ -144,12 +150,12 @@ func (s *server) rateLimitsJSON(p overview.Picture) rateLimitsBody {
 			r.Limit, r.ScaleMs, r.RetryAfterMs, r.Counted})
 	}
 	for _, n := range p.Nodes {
-		out.Nodes = append(out.Nodes, nodeJSON(n, p.Differ[n.ID]))
+		out.Nodes = append(out.Nodes, nodeJSON(n, p.At, p.Differ[n.ID]))
 	}
 	return out
 }
 
-func nodeJSON(f overview.From[overview.State], differs []string) nodeBody {
+func nodeJSON(f overview.From[overview.State], at time.Time, differs []string) nodeBody {
 	a := f.Answer
 	n := nodeBody{
 		ID: optional(f.ID), Name: a.Name, Version: a.Version, Standing: "asked", SkewMS: a.SkewMs, Witness: a.Witness, Alive: a.Alive, Visible: a.Visible,
@@ -163,6 +169,12 @@ func nodeJSON(f overview.From[overview.State], differs []string) nodeBody {
 		if f.Err != nil {
 			n.SkewMS = float64(p.Skew.Milliseconds())
 		}
+		if p.Heard >= 0 {
+			n.LastHeardAt = utcAgo(at, p.Heard)
+		}
+	}
+	if d := f.Dead; d != nil {
+		n.Name, n.Version, n.Standing, n.LastHeardAt = d.Name, d.Version, standingDead, utcAgo(at, d.Silent)
 	}
 	if f.Err != nil {
 		text := f.Err.Error()
@@ -193,18 +205,26 @@ func nodeJSON(f overview.From[overview.State], differs []string) nodeBody {
 	return n
 }
 
-// usageNode is one subject's use on one node.
+// standingDead is that of a node which no view of the living has.
+const standingDead = "dead"
+
+func utcAgo(at time.Time, ago time.Duration) *time.Time {
+	t := at.Add(-ago).UTC().Truncate(time.Millisecond)
+	return &t
+}
+
+// usageNode is one subject's use on one node. What a node does not know is null.
 type usageNode struct {
 	NodeID    *string `json:"node_id"`
 	Name      string  `json:"name"`
 	Error     *string `json:"error"`
-	Limited   bool    `json:"limited"`
-	Backend   string  `json:"backend"`
-	Limit     uint32  `json:"limit"`
-	Used      uint32  `json:"used"`
+	Limited   *bool   `json:"limited"`
+	Backend   *string `json:"backend"`
+	Limit     *uint32 `json:"limit"`
+	Used      *uint32 `json:"used"`
 	Own       *uint32 `json:"counted_here"`
-	Remaining uint32  `json:"remaining"`
-	WaitMS    uint32  `json:"wait_ms"`
+	Remaining *uint32 `json:"remaining"`
+	WaitMS    *uint32 `json:"wait_ms"`
 }
 
 type usageBody struct {
@@ -217,31 +237,95 @@ type usageBody struct {
 	Limit     *uint32     `json:"limit"`
 	ScaleMS   *uint32     `json:"scale_ms"`
 	Algorithm *string     `json:"algorithm"`
-	Used      uint64      `json:"used"`
+	Used      *uint64     `json:"used"` // null: unknown
 	Remaining *uint64     `json:"remaining"`
+	Complete  bool        `json:"complete"` // every node has told
+	Detail    *string     `json:"detail"`   // what is missing, for people
 	Nodes     []usageNode `json:"nodes"`
+	Elsewhere int         `json:"nodes_elsewhere"`
 }
 
 func (s *server) usageJSON(b overview.Budget, all []overview.From[overview.Use]) usageBody {
-	out := usageBody{Bucket: b.Bucket.String(), Subject: b.Name.Text, Key: b.Key.String(), Used: overview.Total(all), Nodes: []usageNode{}}
+	elsewhere := s.Overview.Elsewhere(len(all))
+	detail := s.missingUsage(b.Bucket, all, elsewhere)
+	out := usageBody{Bucket: b.Bucket.String(), Subject: b.Name.Text, Key: b.Key.String(), Complete: detail == "", Detail: optional(detail),
+		Nodes: []usageNode{}, Elsewhere: elsewhere}
+	used, told := overview.Total(all)
+	if told > 0 {
+		out.Used = &used
+	}
 	if id := uuid.UUID(b.Name.Tenant); id != uuid.Nil {
 		out.TenantID, out.Tenant = &id, optional(s.tenantName(id))
 	}
 	if own := all[0].Answer; own.Limited {
-		remaining := uint64(own.Quota) - min(uint64(own.Quota), out.Used)
-		out.Limited, out.Limit, out.ScaleMS, out.Algorithm, out.Remaining = true, &own.Limit, &own.ScaleMs, &own.Algorithm, &remaining
+		out.Limited, out.Limit, out.ScaleMS, out.Algorithm = true, &own.Limit, &own.ScaleMs, &own.Algorithm
+		if told > 0 {
+			remaining := uint64(own.Quota) - min(uint64(own.Quota), used)
+			out.Remaining = &remaining
+		}
 	}
 	for _, f := range all {
-		u := f.Answer
-		n := usageNode{NodeID: optional(f.ID), Name: f.Name, Limited: u.Limited, Backend: u.Backend, Limit: u.Limit, Used: u.Used, Own: u.Own,
-			Remaining: u.Quota - min(u.Quota, u.Used), WaitMS: u.WaitMs}
-		if f.Err != nil {
-			text := f.Err.Error()
-			n.Error = &text
+		n := usageNode{NodeID: optional(f.ID), Name: f.Name, Error: errorText(f.Err), Own: f.Answer.Own}
+		if u := f.Answer; u.Backend != "" {
+			n.Limited, n.Backend, n.Limit = &u.Limited, &u.Backend, &u.Limit
+			if f.Err == nil {
+				remaining := u.Quota - min(u.Quota, u.Used)
+				n.Used, n.Remaining, n.WaitMS = &u.Used, &remaining, &u.WaitMs
+			}
 		}
 		out.Nodes = append(out.Nodes, n)
 	}
 	return out
+}
+
+func errorText(err error) *string {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	return &text
+}
+
+// missingUsage says what a look-up does not know, "" if it knows all.
+func (s *server) missingUsage(b ratelimit.Bucket, all []overview.From[overview.Use], elsewhere int) string {
+	var out []string
+	atRedis := s.Limiter.Backend(b) == string(ratelimit.BackendRedis)
+	_, told := overview.Total(all)
+	if told == 0 && atRedis {
+		out = append(out, "How much is used is unknown while Redis can't be asked. Until then each node goes by its share of the limit; what it has used of that is what it has counted itself.")
+	} else if told == 0 {
+		out = append(out, "How much is used is unknown.")
+	}
+	for _, f := range all {
+		if f.Err != nil && (told > 0 || !atRedis || f.Answer.Err == "") {
+			out = append(out, fmt.Sprintf("The node %s %v.", nodeName(f.ID, f.Name), f.Err))
+		}
+	}
+	if told > 0 && told < len(all) {
+		out = append(out, "What "+theyHave(len(all)-told)+" counted is not in these numbers.")
+	}
+	if elsewhere > 0 && !atRedis {
+		words, have := elsewhereWords(elsewhere)
+		out = append(out, words, "What "+have+" counted is not in these numbers.")
+	}
+	return strings.Join(out, " ")
+}
+
+// theyHave stands for so many nodes.
+func theyHave(n int) string {
+	if n == 1 {
+		return "it has"
+	}
+	return "they have"
+}
+
+// elsewhereWords tell of nodes that can't be asked.
+func elsewhereWords(n int) (words, have string) {
+	words = "One more node counts at the same Redis. It is no cluster with the node that was asked (CLUSTER_PEERS), and can't be asked from there."
+	if n > 1 {
+		words = fmt.Sprintf("%d more nodes count at the same Redis. They are no cluster with the node that was asked (CLUSTER_PEERS), and can't be asked from there.", n)
+	}
+	return words, theyHave(n)
 }
 
 // askedBudget is the budget that the query names.
@@ -265,8 +349,11 @@ func (s *server) getUsage(c *call) (*reply, error) {
 type clearedBody struct {
 	Bucket  string        `json:"bucket"`
 	Subject string        `json:"subject"`
-	Cleared bool          `json:"cleared"` // on every node
+	Cleared bool          `json:"cleared"` // everywhere
+	Detail  *string       `json:"detail"`  // what is not, and what to do, for people
 	Nodes   []clearedNode `json:"nodes"`
+
+	notice string // of the page
 }
 
 type clearedNode struct {
@@ -284,19 +371,56 @@ func (s *server) reset(c *call, b overview.Budget) (clearedBody, error) {
 	if err := s.Tenants.Audit(c.ctx(), c.actor(), e); err != nil {
 		return clearedBody{}, err
 	}
-	out := clearedBody{Bucket: b.Bucket.String(), Subject: b.Name.Text, Cleared: true, Nodes: []clearedNode{}}
-	for _, f := range s.Overview.Reset(c.ctx(), b) {
-		n := clearedNode{NodeID: optional(f.ID), Name: f.Name}
-		if f.Err != nil {
-			text := f.Err.Error()
-			n.Error, out.Cleared = &text, false
-		}
-		out.Nodes = append(out.Nodes, n)
+	all := s.Overview.Reset(c.ctx(), b)
+	detail, notice := s.notReset(b.Bucket, all)
+	out := clearedBody{Bucket: b.Bucket.String(), Subject: b.Name.Text, Cleared: detail == "", Detail: optional(detail), Nodes: []clearedNode{}, notice: notice}
+	for _, f := range all {
+		out.Nodes = append(out.Nodes, clearedNode{optional(f.ID), f.Name, errorText(f.Err)})
 	}
 	return out, nil
 }
 
-// clearUsage answers 200 also when some node could not be reached: it is named, and to ask again is harmless.
+// notReset says what a reset has not reached and what to do about it, "" if nothing, and which notice a page has for it.
+func (s *server) notReset(b ratelimit.Bucket, all []overview.From[overview.Forgot]) (detail, notice string) {
+	var done, out []string
+	again := ""
+	notice = "usage_cleared"
+	for _, f := range all {
+		name := nodeName(f.ID, f.Name)
+		if f.Err == nil {
+			done = append(done, name)
+			continue
+		}
+		notice = "usage_cleared_partly"
+		out = append(out, fmt.Sprintf("Not on %s: it %v.", name, f.Err))
+		again = "When all nodes answer again, look it up, and reset it again if need be."
+	}
+	if elsewhere := s.Overview.Elsewhere(len(all)); elsewhere > 0 && s.Limiter.Backend(b) != string(ratelimit.BackendRedis) {
+		notice = "usage_elsewhere_partly"
+		words, _ := elsewhereWords(elsewhere)
+		out = append(out, words, "Reset it there too.")
+	}
+	if s.Overview.Kept(b, all) {
+		notice = "usage_kept_partly"
+		out = append(out, "The count at Redis, which is one for all nodes, stands: Redis can't be asked.")
+		again = "Reset it again when it answers."
+	}
+	if len(out) == 0 {
+		return "", notice
+	}
+	out = append([]string{"Reset is what was counted on " + enumerate(done) + "."}, out...)
+	return strings.TrimSpace(strings.Join(append(out, again), " ")), notice
+}
+
+// enumerate joins names as a sentence does.
+func enumerate(names []string) string {
+	if n := len(names) - 1; n > 0 {
+		return strings.Join(names[:n], ", ") + " and " + names[n]
+	}
+	return strings.Join(names, "")
+}
+
+// clearUsage answers 200 also when not all could be reset: it is said, and to ask again is harmless.
 func (s *server) clearUsage(c *call) (*reply, error) {
 	b, err := s.askedBudget(c)
 	if err != nil {
@@ -349,8 +473,7 @@ func (s *server) forecast(c *call, tenant tenants.ID, b ratelimit.Bucket, r rate
 	demand, nodes := s.Overview.Demand(c.ctx(), b, tenant)
 	for _, f := range nodes {
 		if f.Err != nil {
-			text := f.Err.Error()
-			out.Missing = append(out.Missing, clearedNode{optional(f.ID), f.Name, &text})
+			out.Missing = append(out.Missing, clearedNode{optional(f.ID), f.Name, errorText(f.Err)})
 		}
 	}
 	second := func(unix int64) time.Time { return time.Unix(unix, 0).UTC() }
@@ -402,8 +525,10 @@ func (s *server) previewLimits(c *call) (*reply, error) {
 			for _, f := range bad {
 				*members.faults = append(*members.faults, fault.Field{Pointer: "/" + b.String() + f.Pointer, Code: f.Code, Detail: f.Detail})
 			}
+		case b == ratelimit.ChannelOutbound:
+			members.fault(b.String(), ratelimit.CodeUnknownValue, "is set at each channel, as its rate_limit: there is no limit of a tenant's to try")
 		case err != nil:
-			members.fault(b.String(), ratelimit.CodeUnknownValue, "is the same for all tenants: it can't be overridden")
+			members.fault(b.String(), ratelimit.CodeUnknownValue, "is the same for all tenants: there is no limit of a tenant's to try")
 		}
 		rules[b] = r
 	}

@@ -3,7 +3,9 @@ package http
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"html"
 	"net/url"
 	"strconv"
 	"strings"
@@ -13,8 +15,10 @@ import (
 	"github.com/google/uuid"
 
 	"converger/internal/auth"
+	"converger/internal/cluster"
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/local"
+	"converger/internal/ratelimit/overview"
 	"converger/internal/tenants"
 )
 
@@ -232,12 +236,24 @@ func TestSubjectsAsOperatorsWriteThem(t *testing.T) {
 		{"unknown_caller", "::ffff:203.0.113.7", "203.0.113.7", 200},
 		{"unknown_caller", "2001:DB8:0:0:1::7", "2001:db8::/64", 200},
 		{"unknown_caller", "2001:db8::/64", "2001:db8::/64", 200},
+		{"unknown_caller", "203.0.113.7:49152", "203.0.113.7", 200},
+		{"unknown_caller", "[2001:db8::1]:443", "2001:db8::/64", 200},
+		{"unknown_caller", "[2001:db8::1]", "2001:db8::/64", 200},
+		{"unknown_caller", "fe80::1%eth0", "fe80::/64", 200},
+		{"unknown_caller", "203.0.113.7/32", "203.0.113.7", 200},
+		{"unknown_caller", "[2001:db8::1", "", 400},
+		{"unknown_caller", "203.0.113.7:", "", 400},
+		{"unknown_caller", "2001:db8::/48", "", 400},
 		{"unknown_caller", "203.0.113.0/24", "", 400},
 		{"unknown_caller", "localhost", "", 400},
 		{"login_account", "admin Jane@Example.com", "admin jane@example.com", 200},
 		{"login_account", "Acme jane@example.com", "tenant " + tenant + " jane@example.com", 200},
 		{"login_account", "tenant " + tenant + " jane@example.com", "tenant " + tenant + " jane@example.com", 200},
 		{"login_account", "jane", "", 400},
+		{"login_account", "Nobody jane@example.com", "", 404},
+		{"login_account", id + " jane@example.com", "", 404},
+		{"login_account", "tenant " + id + " jane@example.com", "", 404},
+		{"login_account", "Ünbekannt\u202e jane@example.com", "", 404},
 		{"web_page", strings.Repeat("ab", 32), strings.Repeat("ab", 8), 200},
 		{"web_page", strings.Repeat("ab", 8), "", 404},
 		{"web_page", "jane", "", 400},
@@ -245,6 +261,7 @@ func TestSubjectsAsOperatorsWriteThem(t *testing.T) {
 		{"management", "ops", "", 400},
 		{"upload", "key:" + strings.Repeat("1", 32), "key:" + strings.Repeat("1", 32), 200},
 		{"upload", "key:1", "", 404},
+		{"upload", "key:" + strings.Repeat("0", 32), "", 404}, // no hasher makes it
 		{"upload", "", "", 400},
 		{"nothing", tenant, "", 400},
 		{"", tenant, "", 400},
@@ -290,10 +307,14 @@ func TestPreviewOfLimits(t *testing.T) {
 		`{"upload":{"limit":-1,"scale_ms":1000}}`:  "#/upload/limit",
 		`{"web_page":{"limit":1,"scale_ms":1000}}`: "#/web_page",
 		`{"nothing":1}`: "#/nothing",
+		`{"channel_outbound":{"limit":1,"scale_ms":1000}}`: "#/channel_outbound",
 	} {
 		if a := f.call(t, "POST", path, body, f.ops()); a.StatusCode != 422 || !strings.Contains(a.String(), `"pointer":"`+pointer+`"`) {
 			t.Errorf("%s: want a fault of %s, got %s", body, pointer, a)
 		}
+	}
+	if a := f.call(t, "POST", path, `{"channel_outbound":{"limit":1,"scale_ms":1000}}`, f.ops()); !strings.Contains(a.String(), "is set at each channel, as its rate_limit") {
+		t.Errorf("of a limit that channels have: %s", a)
 	}
 	f.call(t, "POST", managementPrefix+"/tenants/"+uuid.NewString()+"/limits/preview", `{"upload":{"limit":1,"scale_ms":1000}}`, f.ops()).is(t, 404, codeNotFound)
 }
@@ -309,6 +330,170 @@ func TestReadingLimitsCostsNoQuery(t *testing.T) {
 	well(t, f.call(t, "POST", managementPrefix+"/tenants/"+f.tenant.ID.String()+"/limits/preview", `{"upload":{"limit":1,"scale_ms":1000}}`, f.ops()))
 	if n := f.queries.Count() - before; n != 0 {
 		t.Errorf("%d queries", n)
+	}
+}
+
+// inTrouble is a node's place in a cluster of which others are missing.
+type inTrouble struct{ view cluster.View }
+
+func (inTrouble) ID() cluster.ID        { return 1 }
+func (n inTrouble) View() *cluster.View { return &n.view }
+func (inTrouble) Call(_ context.Context, to cluster.ID, _ cluster.Topic, _ []byte) ([]byte, error) {
+	if to == 2 {
+		return nil, context.DeadlineExceeded
+	}
+	return nil, fmt.Errorf("%w: secret stack of calls", cluster.ErrRefused)
+}
+
+// awayStore counts in memory, and says that it counts somewhere that can't be asked.
+type awayStore struct {
+	*local.Store
+	backend ratelimit.Backend
+	nodes   int
+	err     error
+}
+
+func (s *awayStore) Backend(ratelimit.Bucket) string { return string(s.backend) }
+func (s *awayStore) States(ratelimit.Instant) []ratelimit.StoreState {
+	return []ratelimit.StoreState{{Backend: string(s.backend), Nodes: s.nodes, FallingBack: s.err != nil, Keys: 70, MaxKeys: 70, Overflowing: true}}
+}
+func (s *awayStore) Peek(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) (ratelimit.Usage, error) {
+	if s.err != nil {
+		return ratelimit.Usage{}, s.err
+	}
+	return s.Store.Peek(ctx, now, it)
+}
+func (s *awayStore) Reset(ctx context.Context, now ratelimit.Instant, k ratelimit.Key) error {
+	return errors.Join(s.Store.Reset(ctx, now, k), s.err)
+}
+
+// troubled is a front whose limits have the trouble.
+func troubled(t *testing.T, store *awayStore, view *cluster.View) *front {
+	store.Store = must(local.New(local.Config{}))
+	return newFront(t, func(d *Deps) {
+		d.Limiter = must(ratelimit.New(ratelimit.Config{Store: store}))
+		c := overview.Config{Limiter: d.Limiter, Policy: NewPolicyOf(d.Limiter, d.Directory), Name: "a", Version: "test", Logger: d.Logger}
+		if view != nil {
+			c.Network = inTrouble{*view}
+		}
+		d.Overview = overview.New(c)
+	})
+}
+
+// What can't be known is said to be unknown, a part is said to be one, and what to do next is said where an operator looks: in
+// the API and on the page. Causes are for the log.
+func TestRateLimitsInTrouble(t *testing.T) {
+	t.Parallel()
+	chain := errors.New("ratelimit/redis: look: dial tcp: secret stack of calls")
+	gone := &cluster.View{
+		Peers: []cluster.Peer{{ID: 2, Name: "b", Version: "2", Standing: cluster.Split, Heard: time.Minute}, {ID: 3, Name: "c", Version: "old", Standing: cluster.Visible, Heard: time.Second}},
+		Dead:  []cluster.Dead{{ID: 4, Name: "d", Version: "3", Silent: 3 * time.Minute}},
+	}
+	const nextTime = "When all nodes answer again, look it up, and reset it again if need be."
+	const alone = "One more node counts at the same Redis. It is no cluster with the node that was asked (CLUSTER_PEERS), and can't be asked from there."
+	for name, tt := range map[string]struct {
+		store   awayStore
+		view    *cluster.View
+		remarks []string
+		used    any
+		unknown string // of the look-up
+		cleared bool
+		reset   string
+		page    []string
+		notice  string
+	}{
+		"nodes are missing": {
+			awayStore{backend: ratelimit.BackendCluster}, gone,
+			[]string{"The node b did not answer within 1 s. What it has seen is missing here.", "The node d is dead or hangs (silent since "},
+			2.0, "The node b did not answer within 1 s. The node c answered with an error, which the log of the node that was asked has. The node d is dead or hangs (silent since ",
+			false, "Reset is what was counted on a. Not on b: it did not answer within ",
+			[]string{"<strong>1 of 4 nodes</strong> together", "<strong>2</strong>, 0 left, as far as the nodes tell", "<td>dead<span class=\"sub error\">is dead or hangs", "<td>3 min ago</td>", "unknown"}, "names those that did not",
+		},
+		"Redis is away": {
+			awayStore{backend: ratelimit.BackendRedis, err: chain}, nil,
+			[]string{"On a the backend redis can't be asked", "RATE_LIMIT_MAX_KEYS (70 keys)"},
+			nil, "How much is used is unknown while Redis can't be asked. Until then each node goes by its share of the limit; what it has used of that is what it has counted itself.",
+			false, "Reset is what was counted on a. The count at Redis, which is one for all nodes, stands: Redis can't be asked. Reset it again when it answers.",
+			[]string{"<strong>unknown</strong>", "does not know: it can&#39;t ask Redis", `<td class="number">2</td>`}, "The count at Redis stands",
+		},
+		"nodes are known by Redis only": {
+			awayStore{backend: ratelimit.BackendRedis, nodes: 2}, nil, []string{alone + " What it has seen is missing here."},
+			2.0, "", true, "", []string{"<strong>2</strong>, 0 left"}, "The counter is reset on every node.",
+		},
+		"nodes are known by Redis only, and count for themselves": {
+			awayStore{backend: ratelimit.BackendLocal, nodes: 2}, nil, []string{alone + " What it has seen is missing here."},
+			2.0, alone + " What it has counted is not in these numbers.", false, "Reset is what was counted on a. " + alone + " Reset it there too.",
+			[]string{"<strong>2</strong>, 0 left, as far as the nodes tell"}, "reset it there too",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := troubled(t, &tt.store, tt.view)
+			f.flood(t)
+			usage := managementPrefix + "/rate_limits/usage?bucket=activity_create&subject=Acme"
+			clean := func(what, text string) {
+				t.Helper()
+				if strings.Contains(text, "secret stack") {
+					t.Errorf("%s tells the cause: %s", what, text)
+				}
+			}
+
+			a := well(t, f.call(t, "GET", managementPrefix+"/rate_limits", "", f.ops()))
+			clean("the picture", a.String())
+			remarks := fmt.Sprint(a.get(t, "data", "remarks"))
+			for _, want := range tt.remarks {
+				if !strings.Contains(remarks, want) {
+					t.Errorf("remarks: want %s in %s", want, remarks)
+				}
+			}
+			if whole := tt.view == nil && tt.store.nodes < 2; a.get(t, "data", "complete") != whole {
+				t.Errorf("complete: %s", a)
+			}
+			if got := a.get(t, "data", "nodes_elsewhere"); got != float64(max(tt.store.nodes-1, 0)) {
+				t.Errorf("%v nodes elsewhere", got)
+			}
+			if tt.view != nil {
+				nodes := a.get(t, "data", "nodes").([]any)
+				d := nodes[len(nodes)-1]
+				if at, err := time.Parse(time.RFC3339, fmt.Sprint(member(d, "last_heard_at"))); err != nil || member(d, "standing") != "dead" || member(d, "name") != "d" ||
+					time.Since(at) < 3*time.Minute || member(nodes[0], "last_heard_at") != nil || member(nodes[1], "standing") != "split" {
+					t.Errorf("nodes: %v", nodes)
+				}
+			}
+
+			a = well(t, f.call(t, "GET", usage, "", f.ops()))
+			clean("the look-up", a.String())
+			detail, _ := a.get(t, "data", "detail").(string)
+			if a.get(t, "data", "used") != tt.used || !strings.HasPrefix(detail, tt.unknown) || (detail == "") != (tt.unknown == "") || a.get(t, "data", "complete") != (tt.unknown == "") {
+				t.Errorf("used: %s", a)
+			}
+			for _, n := range a.get(t, "data", "nodes").([]any) {
+				if failed := member(n, "error") != nil; failed != (member(n, "used") == nil) || failed != (member(n, "remaining") == nil) {
+					t.Errorf("node: %v", n)
+				}
+			}
+
+			admin := f.asAdmin(t, auth.RoleAdmin)
+			form := url.Values{"bucket": {"activity_create"}, "subject": {f.tenant.ID.String()}}
+			page := f.show(t, rateLimitsPath+"?"+form.Encode(), admin)
+			clean("the page", string(page.body))
+			page.has(t, tt.page...)
+			for _, want := range tt.remarks {
+				page.has(t, html.EscapeString(want))
+			}
+			if tt.view != nil {
+				f.show(t, rateLimitsPath+"?only=upload", admin).has(t, "As far as 1 of 4 nodes tell, nothing has been refused since ", "As far as 1 of 4 nodes tell, nothing has been refused in this bucket")
+			}
+			done := f.post(t, rateLimitsPath+"/reset", form, admin)
+			f.show(t, rateLimitsPath, admin, f.withCookie(areaAdmin, noticeCookie, f.cookieOf(done, areaAdmin, noticeCookie).Value)).has(t, tt.notice)
+
+			a = well(t, f.call(t, "DELETE", usage, "", f.ops()))
+			clean("the reset", a.String())
+			detail, _ = a.get(t, "data", "detail").(string)
+			if a.get(t, "data", "cleared") != tt.cleared || !strings.HasPrefix(detail, tt.reset) || tt.view != nil && !strings.HasSuffix(detail, nextTime) {
+				t.Errorf("reset: %s", a)
+			}
+		})
 	}
 }
 

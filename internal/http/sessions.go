@@ -230,18 +230,24 @@ func (s *server) fromOurPages(r *http.Request) error {
 
 // notices are what a page says after a form has done its work, by the code in the cookie that carries it over.
 var notices = map[string]string{
-	"tenant_created":       "The tenant is there.",
-	"tenant_suspended":     "The tenant is suspended: nothing is accepted for it any more.",
-	"tenant_activated":     "The tenant is active again.",
-	"limit_saved":          "The limit is in force.",
-	"limit_zero":           "The limit is in force, and it is 0: every request is refused until you raise it.",
-	"limit_removed":        "The tenant's own limit is gone; that of the installation is in force.",
-	"usage_cleared":        "The counter is reset on every node.",
-	"usage_cleared_partly": "The counter is reset, but not on every node: the list below says which did not answer. Reset it again when they do.",
-	"password_changed":     "The password is changed. All your other sessions have ended.",
-	"session_ended":        "The session has ended.",
-	"sessions_ended":       "All your other sessions have ended.",
-	"signed_out":           "You are signed out.",
+	"tenant_created":   "The tenant is there.",
+	"tenant_suspended": "The tenant is suspended: nothing is accepted for it any more.",
+	"tenant_activated": "The tenant is active again.",
+	"limit_saved":      "The limit is in force.",
+	"limit_zero":       "The limit is in force, and it is 0: every request is refused until you raise it.",
+	"limit_removed":    "The tenant's own limit is gone; that of the installation is in force.",
+	"usage_cleared":    "The counter is reset on every node.",
+	"password_changed": "The password is changed. All your other sessions have ended.",
+	"session_ended":    "The session has ended.",
+	"sessions_ended":   "All your other sessions have ended.",
+	"signed_out":       "You are signed out.",
+}
+
+// partly are the notices of what was done in part.
+var partly = map[string]string{
+	"usage_cleared_partly":   "The counter is reset at the nodes that answered. “Look at this first” names those that did not: when they are back look it up, and reset it again if need be.",
+	"usage_kept_partly":      "What the nodes have counted themselves is reset. The count at Redis stands, since Redis can't be asked: reset it again when it answers.",
+	"usage_elsewhere_partly": "The counter is reset at the nodes below. There are others that count for themselves and can't be asked from here: reset it there too.",
 }
 
 // done sends the browser on to a page that says what was done.
@@ -250,12 +256,12 @@ func (s *server) done(c *call, notice, to string) *reply {
 	return s.seeOther(to)
 }
 
-// takeNotice is what the page is to say, once.
-func (s *server) takeNotice(c *call) string {
+// takeNotice is what the page is to say, once: what was done, or what was done in part.
+func (s *server) takeNotice(c *call) (done, part string) {
 	code := s.cookie(c, c.area(), noticeCookie)
 	if code == "" || c.r.Method != http.MethodGet {
-		return ""
+		return "", ""
 	}
 	s.setCookie(c, c.area(), noticeCookie, "", -time.Second)
-	return notices[code]
+	return notices[code], partly[code]
 }

@@ -35,6 +35,13 @@ func (k *Key) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// Valid tells whether a Hasher can have made the key: stores keep the others for themselves, and are not to be asked for
+// one.
+func (k Key) Valid() bool { return k.Hi >= minHi }
+
+// minHi is the least first word of a key: tables mark empty and half-written slots by smaller ones.
+const minHi = 2
+
 // Hasher makes keys. Every node of a cluster must be given the same secret.
 // It is immutable and safe for concurrent use; its methods allocate nothing.
 type Hasher struct{ k0, k1 uint64 }
@@ -230,6 +237,5 @@ func (s sip) sum() Key {
 	for range 3 {
 		v0, v1, v2, v3 = sipRound(v0, v1, v2, v3)
 	}
-	// Tables mark empty and half-written slots by the two smallest words.
-	return Key{max(hi, 2), v0 ^ v1 ^ v2 ^ v3}
+	return Key{max(hi, minHi), v0 ^ v1 ^ v2 ^ v3}
 }

@@ -13,6 +13,9 @@ type StoreState struct {
 	FallingBack bool
 	// Breaker is "closed", "open" or "half_open"; "" for a store that has none.
 	Breaker string
+	// Nodes is how many live nodes count at the same server, this one included, as was last heard there; 0 where
+	// no server knows.
+	Nodes int
 	// HeardMs is how many milliseconds ago each other node's counts last came, by its id.
 	HeardMs map[string]int64
 }

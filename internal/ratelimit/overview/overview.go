@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -54,6 +55,8 @@ type Config struct {
 	Name, Version string
 	// Connections tells of the connections to this node; nil: they are not limited.
 	Connections func() Connections
+	// Logger receives the causes, of which operators are told no more than they can use; nil: slog.Default.
+	Logger *slog.Logger
 }
 
 // Overview asks and answers. Safe for concurrent use.
@@ -63,7 +66,12 @@ type Overview struct {
 }
 
 // New makes an Overview. It starts nothing.
-func New(c Config) *Overview { return &Overview{c, time.Now()} }
+func New(c Config) *Overview {
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return &Overview{c, time.Now()}
+}
 
 // Budget names one subject's budget in one bucket.
 type Budget struct {
@@ -132,11 +140,14 @@ func (o *Overview) answer(ctx context.Context, q question) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if q.Op != opDemand && !b.Key.Valid() {
+		return nil, fmt.Errorf("overview: a question of %q without a key", q.Op)
+	}
 	switch q.Op {
 	case opUsage:
 		return o.usage(ctx, b), nil
 	case opReset:
-		return struct{}{}, o.reset(ctx, b)
+		return o.reset(ctx, b), nil
 	case opDemand:
 		return o.demand(b), nil
 	}
@@ -145,24 +156,33 @@ func (o *Overview) answer(ctx context.Context, q question) (any, error) {
 
 // From is one node's answer.
 type From[T any] struct {
-	// ID and Name are the node's; Peer is what the asked node sees of it, nil for itself.
+	// ID and Name are the node's; Peer is what the asked node sees of it, nil for itself and
+	// for the dead.
 	ID, Name string
 	Peer     *cluster.Peer
-	Answer   T
-	// Err says why there is no Answer.
+	// Dead is set of a node that was not asked since it is dead, or hangs.
+	Dead   *cluster.Dead
+	Answer T
+	// Err says why there is no Answer, or none that is of use. Its text is for operators, and
+	// ends a sentence that begins with the node; the cause is in the log.
 	Err error
 }
 
 // ask puts a question to this node and all others at the same time. This node comes first,
-// the others by their ids.
+// the others by their ids, and then the dead.
 func ask[T any](ctx context.Context, o *Overview, wait time.Duration, q question, own func() (T, error)) []From[T] {
 	all := make([]From[T], 1)
 	all[0].Name = o.Name
 	var wg sync.WaitGroup
 	if o.Network != nil {
 		request, err := json.Marshal(q)
-		peers := o.Network.View().Peers
+		view := o.Network.View()
+		peers := view.Peers
 		all = append(all, make([]From[T], len(peers))...)
+		for _, d := range view.Dead {
+			all = append(all, From[T]{ID: d.ID.String(), Name: d.Name, Dead: &d, Err: fmt.Errorf("is dead or hangs (silent since %s UTC)",
+				time.Now().Add(-d.Silent).UTC().Format(time.TimeOnly))})
+		}
 		all[0].ID = o.Network.ID().String()
 		ctx, cancel := context.WithTimeout(ctx, wait)
 		defer cancel()
@@ -170,7 +190,7 @@ func ask[T any](ctx context.Context, o *Overview, wait time.Duration, q question
 			p, f := &peers[i], &all[i+1]
 			f.ID, f.Name, f.Peer, f.Err = p.ID.String(), p.Name, p, err
 			if err == nil {
-				wg.Go(func() { f.Err = o.call(ctx, p.ID, request, &f.Answer) })
+				wg.Go(func() { f.Err = o.call(ctx, p, wait, request, &f.Answer) })
 			}
 		}
 	}
@@ -179,33 +199,66 @@ func ask[T any](ctx context.Context, o *Overview, wait time.Duration, q question
 	return all
 }
 
-func (o *Overview) call(ctx context.Context, to cluster.ID, request []byte, into any) error {
-	answer, err := o.Network.Call(ctx, to, Topic, request)
+func (o *Overview) call(ctx context.Context, to *cluster.Peer, wait time.Duration, request []byte, into any) error {
+	answer, err := o.Network.Call(ctx, to.ID, Topic, request)
+	if err == nil {
+		err = json.Unmarshal(answer, into)
+	}
 	switch {
+	case err == nil:
+		return nil
 	case errors.Is(err, context.DeadlineExceeded):
-		return errors.New("did not answer in time")
+		return fmt.Errorf("did not answer within %d s", wait/time.Second)
 	case errors.Is(err, cluster.ErrUnreachable):
 		return errors.New("can't be reached from the node that was asked")
-	case err != nil:
-		return err
 	}
-	return json.Unmarshal(answer, into)
+	o.Logger.WarnContext(ctx, "a node does not answer a question about limits", slog.String("peer", to.ID.String()), slog.String("name", to.Name),
+		slog.String("version", to.Version), slog.Any("error", err))
+	return errors.New("answered with an error, which the log of the node that was asked has")
 }
 
-// reset forgets what was spent on a budget, as far as this node is concerned.
-func (o *Overview) reset(ctx context.Context, b Budget) error {
+// Elsewhere is how many nodes count at the same server as this one and are no cluster with it, so that nobody can ask
+// them; listed is how many nodes an answer lists.
+func (o *Overview) Elsewhere(listed int) int {
+	most := 0
+	for _, s := range o.Limiter.States(o.Limiter.Now()) {
+		most = max(most, s.Nodes)
+	}
+	return max(most-listed, 0)
+}
+
+// Forgot is what a node tells that has forgotten what it held of a budget itself.
+type Forgot struct {
+	// Away: who counts it for this node and others could not be asked to forget it too.
+	Away bool `json:"away,omitempty"`
+}
+
+// reset forgets what was spent on a budget, as far as this node is concerned: whatever else fails,
+// a store forgets what it has in memory.
+func (o *Overview) reset(ctx context.Context, b Budget) Forgot {
 	err := o.Limiter.Reset(ctx, o.Limiter.Now(), b.Bucket, b.Key)
 	if o.Login != nil {
 		o.Login.Forget(b.Key)
 	}
-	return err
+	if err != nil {
+		o.Logger.WarnContext(ctx, "a counter could be reset in part only", slog.String("bucket", b.Bucket.String()), slog.Any("error", err))
+	}
+	return Forgot{Away: err != nil}
 }
 
-// Reset forgets what was spent on a budget on every node. Repeating it is harmless.
-func (o *Overview) Reset(ctx context.Context, b Budget) []From[struct{}] {
+// Reset forgets what was spent on a budget on every node. Repeating it is harmless. See [Overview.Kept] for
+// what the answers come to.
+func (o *Overview) Reset(ctx context.Context, b Budget) []From[Forgot] {
 	ctx, cancel := context.WithTimeout(ctx, resetPatience)
 	defer cancel()
-	return ask(ctx, o, resetPatience, b.question(opReset), func() (struct{}, error) { return struct{}{}, o.reset(ctx, b) })
+	return ask(ctx, o, resetPatience, b.question(opReset), func() (Forgot, error) { return o.reset(ctx, b), nil })
+}
+
+// Kept tells whether the count at Redis outlived a reset, since no node could ask there: what one of them has done is done
+// for all. Where nodes keep the counts, one that did not reset has an error of its own.
+func (o *Overview) Kept(b ratelimit.Bucket, all []From[Forgot]) bool {
+	return o.Limiter.Backend(b) == string(ratelimit.BackendRedis) &&
+		!slices.ContainsFunc(all, func(f From[Forgot]) bool { return f.Err == nil && !f.Answer.Away })
 }
 
 // Use is how much of a budget is used, as one node sees it.
@@ -220,8 +273,19 @@ type Use struct {
 	WaitMs    uint32 `json:"wait_ms"`
 	// Own is what the node has counted itself; nil: not known apart.
 	Own *uint32 `json:"own"`
-	// Err is of a node that could not find out.
+	// Err is of a node that could not find out: Used and WaitMs say nothing then.
 	Err string `json:"error,omitempty"`
+}
+
+// unknown ends a sentence about a node that could not find out.
+func (u Use) unknown() string {
+	switch ratelimit.Backend(u.Backend) {
+	case ratelimit.BackendRedis:
+		return "does not know: it can't ask Redis, and goes by its share of the limit"
+	case ratelimit.BackendOwner:
+		return "does not know: it can't ask the node that counts this, and goes by its share of the limit"
+	}
+	return "could not find out, as its log says"
 }
 
 func (o *Overview) usage(ctx context.Context, b Budget) Use {
@@ -234,8 +298,8 @@ func (o *Overview) usage(ctx context.Context, b Budget) Use {
 	now, it := o.Limiter.Now(), ratelimit.Item{Key: b.Key, Policy: p}
 	seen, err := o.Limiter.Peek(ctx, now, it)
 	if err != nil {
-		u.Err = err.Error()
-		return u
+		o.Logger.WarnContext(ctx, "a budget can't be looked at", slog.String("bucket", b.Bucket.String()), slog.Any("error", err))
+		u.Err = u.unknown()
 	}
 	u.Used, u.WaitMs = seen.Used, seen.WaitMs
 	if own, ok := o.Limiter.Own(now, it); ok {
@@ -249,25 +313,27 @@ func (o *Overview) Usage(ctx context.Context, b Budget) []From[Use] {
 	all := ask(ctx, o, patience, b.question(opUsage), func() (Use, error) { return o.usage(ctx, b), nil })
 	for i := range all {
 		if all[i].Err == nil && all[i].Answer.Err != "" {
-			all[i].Err = errors.New(all[i].Answer.Err)
+			all[i].Err = errors.New(all[i].Answer.unknown()) // in our words: a node of an older version tells its own
 		}
 	}
 	return all
 }
 
-// Total is the use of a budget over all nodes: where each counts for itself the sum, else what
-// the one who sees most sees.
-func Total(all []From[Use]) (used uint64) {
+// Total is the use of a budget over all nodes that told it: where each counts for itself the sum, else what
+// the one who sees most sees. Of fewer than all it is a part; of none it says nothing.
+func Total(all []From[Use]) (used uint64, told int) {
 	for _, f := range all {
-		switch {
-		case f.Err != nil:
-		case f.Answer.Backend == string(ratelimit.BackendLocal):
+		if f.Err != nil {
+			continue
+		}
+		told++
+		if f.Answer.Backend == string(ratelimit.BackendLocal) {
 			used += uint64(f.Answer.Used)
-		default:
+		} else {
 			used = max(used, uint64(f.Answer.Used))
 		}
 	}
-	return used
+	return used, told
 }
 
 // Find is the budget of a subject that some node shows under a text. It is for subjects
@@ -321,7 +387,7 @@ func (o *Overview) Demand(ctx context.Context, b ratelimit.Bucket, tenant [16]by
 		for _, d := range f.Answer.Subjects {
 			units, err := unpack(d.Units)
 			if err != nil {
-				f.Err = err
+				f.Err = fmt.Errorf("told %w", err)
 				break
 			}
 			sum := sums[d.Key]
@@ -331,7 +397,7 @@ func (o *Overview) Demand(ctx context.Context, b ratelimit.Bucket, tenant [16]by
 			}
 			add(sum, ratelimit.Demand{Since: d.Since, Start: d.Start, Units: units, Sampled: d.Sampled})
 		}
-		nodes = append(nodes, From[struct{}]{ID: f.ID, Name: f.Name, Peer: f.Peer, Err: f.Err})
+		nodes = append(nodes, From[struct{}]{ID: f.ID, Name: f.Name, Peer: f.Peer, Dead: f.Dead, Err: f.Err})
 	}
 	out := make([]ratelimit.Demand, 0, len(sums))
 	for _, d := range sums {

@@ -1,13 +1,17 @@
 package overview
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"converger/internal/cluster"
@@ -19,6 +23,9 @@ import (
 type wire struct {
 	nodes map[cluster.ID]*Overview
 	fails map[cluster.ID]error
+	hangs map[cluster.ID]bool
+	dead  []cluster.Dead
+	old   []byte // what everybody answers
 }
 
 type place struct {
@@ -29,7 +36,7 @@ type place struct {
 func (p place) ID() cluster.ID { return p.id }
 
 func (p place) View() *cluster.View {
-	v := &cluster.View{Visible: 1, Alive: len(p.wire.nodes), Skew: 3 * time.Millisecond, Witness: true}
+	v := &cluster.View{Visible: 1, Alive: len(p.wire.nodes), Skew: 3 * time.Millisecond, Witness: true, Dead: p.wire.dead}
 	for id := range cluster.ID(10) {
 		if p.wire.nodes[id] != nil && id != p.id {
 			standing := cluster.Visible
@@ -46,6 +53,13 @@ func (p place) Call(ctx context.Context, to cluster.ID, _ cluster.Topic, request
 	if err := p.wire.fails[to]; err != nil {
 		return nil, err
 	}
+	if p.wire.hangs[to] {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	if p.wire.old != nil {
+		return p.wire.old, nil
+	}
 	return p.wire.nodes[to].Handler().Answer(ctx, p.id, request)
 }
 
@@ -56,11 +70,41 @@ const bucket = ratelimit.ActivityCreate
 type node struct {
 	*Overview
 	hasher ratelimit.Hasher
+	store  *store
+	log    *bytes.Buffer
+}
+
+// store counts in memory and says that it is another: one whose count is kept elsewhere, and can't be asked while
+// there is an error.
+type store struct {
+	*local.Store
+	backend ratelimit.Backend
+	nodes   int
+	err     error
+}
+
+func (s *store) Backend(ratelimit.Bucket) string { return string(s.backend) }
+
+func (s *store) States(now ratelimit.Instant) []ratelimit.StoreState {
+	states := s.Store.States(now)
+	states[0].Nodes = s.nodes
+	return states
+}
+
+func (s *store) Peek(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) (ratelimit.Usage, error) {
+	if s.err != nil {
+		return ratelimit.Usage{}, s.err
+	}
+	return s.Store.Peek(ctx, now, it)
+}
+
+func (s *store) Reset(ctx context.Context, now ratelimit.Instant, k ratelimit.Key) error {
+	return errors.Join(s.Store.Reset(ctx, now, k), s.err)
 }
 
 func newNodes(t *testing.T, configs ...string) ([]node, *wire) {
 	t.Helper()
-	w := &wire{map[cluster.ID]*Overview{}, map[cluster.ID]error{}}
+	w := &wire{nodes: map[cluster.ID]*Overview{}, fails: map[cluster.ID]error{}, hangs: map[cluster.ID]bool{}}
 	h, err := ratelimit.NewHasher([]byte("a secret for tests only"))
 	if err != nil {
 		t.Fatal(err)
@@ -72,22 +116,24 @@ func newNodes(t *testing.T, configs ...string) ([]node, *wire) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		store, err := local.New(local.Config{MaxKeys: 10_000})
+		memory, err := local.New(local.Config{MaxKeys: 10_000})
 		if err != nil {
 			t.Fatal(err)
 		}
+		store := &store{Store: memory, backend: ratelimit.BackendLocal}
 		l, err := ratelimit.New(ratelimit.Config{Store: store, Clock: clock, Operator: op})
 		if err != nil {
 			t.Fatal(err)
 		}
 		id := cluster.ID(i + 1)
-		o := New(Config{Limiter: l, Login: ratelimit.NewLogin(l, h), Name: fmt.Sprint("node ", id), Version: "1", Network: place{w, id},
+		log := &bytes.Buffer{}
+		o := New(Config{Logger: slog.New(slog.NewTextHandler(log, nil)), Limiter: l, Login: ratelimit.NewLogin(l, h), Name: fmt.Sprint("node ", id), Version: "1", Network: place{w, id},
 			Policy: func(b Budget) *ratelimit.Policy { return l.Policy(b.Bucket, nil, nil) },
 			Connections: func() Connections {
 				return Connections{Total: 10, Addresses: 4, MaxTotal: 100, Refused: map[string]uint64{"global_limit_exceeded": 1}}
 			}})
 		w.nodes[id] = o
-		nodes = append(nodes, node{o, h})
+		nodes = append(nodes, node{o, h, store, log})
 	}
 	return nodes, w
 }
@@ -150,8 +196,11 @@ func TestUsageOfAllNodes(t *testing.T) {
 	b := nodes[0].spend(t, "a", 2, true)
 	nodes[1].spend(t, "a", 1, true)
 	all := nodes[1].Usage(t.Context(), b)
-	if len(all) != 2 || all[0].Answer.Used != 1 || all[1].Answer.Used != 2 || *all[1].Answer.Own != 2 || all[1].Answer.Limit != 2 || Total(all) != 3 {
-		t.Errorf("%+v, total %d", all, Total(all))
+	if len(all) != 2 || all[0].Answer.Used != 1 || all[1].Answer.Used != 2 || *all[1].Answer.Own != 2 || all[1].Answer.Limit != 2 {
+		t.Errorf("%+v", all)
+	}
+	if used, told := Total(all); used != 3 || told != 2 {
+		t.Errorf("%d used, as %d nodes told", used, told)
 	}
 	if found, ok := nodes[1].Find(t.Context(), bucket, "a"); !ok || found.Key != b.Key || found.Name != b.Name {
 		t.Errorf("found %+v", found)
@@ -174,8 +223,173 @@ func TestUsageOfAllNodes(t *testing.T) {
 			t.Errorf("a reset: %+v", all)
 		}
 	}
-	if all := nodes[0].Usage(t.Context(), b); Total(all) != 0 {
-		t.Errorf("after it: %+v", all)
+	if used, told := Total(nodes[0].Usage(t.Context(), b)); used != 0 || told != 2 {
+		t.Errorf("after it %d are used, as %d nodes told", used, told)
+	}
+}
+
+// TestNodesThatDoNotTell: whoever hangs, died or fails is in every answer, with words for people, and the cause in the log.
+func TestNodesThatDoNotTell(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		nodes, w := newNodes(t, two, two, two, two)
+		b := nodes[0].spend(t, "a", 2, true)
+		w.hangs[2], w.fails[3], w.fails[4] = true, cluster.ErrUnreachable, fmt.Errorf("%w: dial tcp 10.1.2.3:9: broken pipe", cluster.ErrRefused)
+		w.dead = []cluster.Dead{{ID: 9, Name: "node 9", Version: "1", Silent: time.Minute}}
+		const silent = "is dead or hangs (silent since 23:59:00 UTC)" // a bubble's clock begins at midnight
+		want := []string{"<nil>", "did not answer within ", "can't be reached from the node that was asked",
+			"answered with an error, which the log of the node that was asked has", "is dead or hangs (silent since "}
+		check := func(what string, got []error) {
+			t.Helper()
+			if len(got) != len(want) {
+				t.Fatalf("%s: %v", what, got)
+			}
+			for i, err := range got {
+				if !strings.HasPrefix(fmt.Sprint(err), want[i]) {
+					t.Errorf("%s: node %d: %v, want %q", what, i, err, want[i])
+				}
+			}
+		}
+		p := nodes[0].Picture(t.Context())
+		check("picture", errs(p.Nodes))
+		if last := p.Nodes[4]; last.Name != "node 9" || last.ID != cluster.ID(9).String() || last.Peer != nil || last.Dead == nil || last.Err.Error() != silent {
+			t.Errorf("the dead: %+v", last)
+		}
+		use := nodes[0].Usage(t.Context(), b)
+		check("usage", errs(use))
+		if used, told := Total(use); used != 2 || told != 1 {
+			t.Errorf("%d used, as %d nodes told", used, told)
+		}
+		reset := nodes[0].Reset(t.Context(), b)
+		check("reset", errs(reset))
+		if nodes[0].Kept(bucket, reset) {
+			t.Error("a count is kept that is nobody's")
+		}
+		_, demand := nodes[0].Demand(t.Context(), bucket, tenant)
+		check("demand", errs(demand))
+		if log := nodes[0].log.String(); !strings.Contains(log, "broken pipe") || !strings.Contains(log, "peer=0000000000000004") {
+			t.Errorf("the log: %s", log)
+		}
+	})
+}
+
+func errs[T any](all []From[T]) []error {
+	var out []error
+	for _, f := range all {
+		out = append(out, f.Err)
+	}
+	return out
+}
+
+// TestCountThatCannotBeAsked: a count that is kept elsewhere and can't be asked for is unknown, not nothing; and a reset
+// of what the nodes hold themselves is one, whatever becomes of the rest.
+func TestCountThatCannotBeAsked(t *testing.T) {
+	t.Parallel()
+	chain := errors.New("ratelimit/redis: look: dial tcp 127.0.0.1:6379: connect: connection refused")
+	for name, tt := range map[string]struct {
+		backend ratelimit.Backend
+		away    []int // nodes from which it can't be asked
+		silent  bool  // the last does not answer
+		unknown string
+		kept    bool
+	}{
+		"Redis, from nowhere":              {ratelimit.BackendRedis, []int{0, 1, 2}, false, "does not know: it can't ask Redis, and goes by its share of the limit", true},
+		"Redis, from one node of three":    {ratelimit.BackendRedis, []int{0}, false, "does not know: it can't ask Redis, and goes by its share of the limit", false},
+		"Redis, from those that answer":    {ratelimit.BackendRedis, []int{0, 1}, true, "does not know: it can't ask Redis, and goes by its share of the limit", true},
+		"the owner does not answer at all": {ratelimit.BackendOwner, []int{0, 1}, true, "does not know: it can't ask the node that counts this, and goes by its share of the limit", false},
+		"the owner, from one node":         {ratelimit.BackendOwner, []int{1}, false, "does not know: it can't ask the node that counts this, and goes by its share of the limit", false},
+		"others of a cluster":              {ratelimit.BackendCluster, []int{0, 1}, true, "could not find out, as its log says", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			nodes, w := newNodes(t, two, two, two)
+			for _, n := range nodes {
+				n.store.backend = tt.backend
+			}
+			b := nodes[0].spend(t, "a", 2, true)
+			nodes[1].spend(t, "a", 1, true)
+			for _, i := range tt.away {
+				nodes[i].store.err = chain
+			}
+			if tt.silent {
+				w.fails[3] = cluster.ErrUnreachable
+			}
+			use := nodes[0].Usage(t.Context(), b)
+			for i, f := range use {
+				away := slices.Contains(tt.away, i)
+				if silent := tt.silent && i == 2; away != (fmt.Sprint(f.Err) == tt.unknown) || !away && !silent && f.Err != nil {
+					t.Errorf("node %d: %v", i, f.Err)
+				}
+				if away && (f.Answer.Own == nil || *f.Answer.Own != uint32(2-i)) {
+					t.Errorf("node %d has counted %v itself", i, f.Answer.Own)
+				}
+			}
+			if _, told := Total(use); told != 3-len(tt.away)-map[bool]int{true: 1}[tt.silent] {
+				t.Errorf("%d nodes told", told)
+			}
+			reset := nodes[0].Reset(t.Context(), b)
+			for i, f := range reset {
+				if (f.Err != nil) != (tt.silent && i == 2) {
+					t.Errorf("reset at node %d: %v", i, f.Err)
+				}
+			}
+			if got := nodes[0].Kept(bucket, reset); got != tt.kept {
+				t.Errorf("the count is kept: %t", got)
+			}
+			for _, i := range tt.away {
+				if log := nodes[i].log.String(); strings.Count(log, "connection refused") != 2 {
+					t.Errorf("the log of node %d: %s", i, log)
+				}
+				nodes[i].store.err = nil
+			}
+			for i, f := range nodes[0].Usage(t.Context(), b)[:2] {
+				if f.Answer.Used != 0 {
+					t.Errorf("node %d has kept %d", i, f.Answer.Used)
+				}
+			}
+		})
+	}
+}
+
+// TestWordsOfOlderNodes: what a node of an older version says of its trouble is for its log.
+func TestWordsOfOlderNodes(t *testing.T) {
+	t.Parallel()
+	nodes, w := newNodes(t, two, two)
+	w.old = []byte(`{"limited":true,"backend":"redis","limit":2,"quota":2,"used":0,"error":"ratelimit/redis: dial tcp: refused"}`)
+	b := nodes[0].spend(t, "a", 1, true)
+	all := nodes[0].Usage(t.Context(), b)
+	if err := all[1].Err; err == nil || strings.Contains(err.Error(), "dial") {
+		t.Errorf("%v", err)
+	}
+	w.old = []byte(`{}`)
+	if all := nodes[0].Reset(t.Context(), b); all[1].Err != nil || all[1].Answer.Away {
+		t.Errorf("%+v", all[1])
+	}
+}
+
+func TestNodesElsewhere(t *testing.T) {
+	t.Parallel()
+	nodes, w := newNodes(t, two, two)
+	nodes[0].store.nodes = 5
+	if p := nodes[0].Picture(t.Context()); p.Elsewhere != 3 {
+		t.Errorf("%d nodes elsewhere", p.Elsewhere)
+	}
+	w.dead = []cluster.Dead{{ID: 9}} // Redis may not have missed it yet
+	if p := nodes[0].Picture(t.Context()); p.Elsewhere != 2 {
+		t.Errorf("%d nodes elsewhere", p.Elsewhere)
+	}
+	if p := nodes[1].Picture(t.Context()); p.Elsewhere != 0 { // nobody knows of any
+		t.Errorf("%d nodes elsewhere", p.Elsewhere)
+	}
+}
+
+// TestNoNegativeZero: a clock that is behind by less than is shown is not behind.
+func TestNoNegativeZero(t *testing.T) {
+	t.Parallel()
+	for _, d := range []time.Duration{0, -1, -4 * time.Microsecond} {
+		if text := fmt.Sprintf("%.1f", milliseconds(d)); text != "0.0" {
+			t.Errorf("%s: %s", d, text)
+		}
 	}
 }
 
@@ -258,7 +472,8 @@ func FuzzUnpack(f *testing.F) {
 func TestQuestionsOfStrangers(t *testing.T) {
 	t.Parallel()
 	nodes, _ := newNodes(t, two)
-	for _, q := range []string{"", "{}", `{"op":"state"`, `{"op":"usage","bucket":"nothing"}`, `{"op":"what","bucket":"upload"}`} {
+	for _, q := range []string{"", "{}", `{"op":"state"`, `{"op":"usage","bucket":"nothing"}`, `{"op":"what","bucket":"upload"}`,
+		`{"op":"reset","bucket":"upload"}`, `{"op":"usage","bucket":"upload","key":"00000000000000010000000000000000"}`} {
 		if _, err := nodes[0].Handler().Answer(t.Context(), 1, []byte(q)); err == nil {
 			t.Errorf("%q has an answer", q)
 		}

@@ -134,7 +134,7 @@ type Peer struct {
 	Version   string  `json:"version"`
 }
 
-func milliseconds(d time.Duration) float64 { return math.Round(float64(d)/1e4) / 100 }
+func milliseconds(d time.Duration) float64 { return math.Round(float64(d)/1e4)/100 + 0 } // never -0
 
 func (o *Overview) config(b ratelimit.Bucket) *Limit {
 	p := o.Limiter.Policy(b, nil, nil)
@@ -240,12 +240,28 @@ type Picture struct {
 	Recent      []Refusal       // the last first
 	Connections *Connections    // the sum of the nodes; nil: not limited
 	Nodes       []From[State]
+	// Elsewhere is how many nodes are in none of this: see [Overview.Elsewhere].
+	Elsewhere int
 	// Differ names, by node, the buckets whose configuration is another than that of the node that was asked.
 	Differ map[string][]string
 }
 
+// Told is how many nodes the sums are of.
+func (p Picture) Told() (n int) {
+	for _, f := range p.Nodes {
+		if f.Err == nil {
+			n++
+		}
+	}
+	return n
+}
+
 // Picture asks every node for its state and adds up.
-func (o *Overview) Picture(ctx context.Context) Picture { return merge(o.Limiter, o.states(ctx)) }
+func (o *Overview) Picture(ctx context.Context) Picture {
+	p := merge(o.Limiter, o.states(ctx))
+	p.Elsewhere = o.Elsewhere(len(p.Nodes))
+	return p
+}
 
 func merge(l *ratelimit.Limiter, nodes []From[State]) Picture {
 	p := Picture{At: l.Now().Time().UTC(), Enabled: l.Enabled(), Nodes: nodes, Differ: map[string][]string{}}

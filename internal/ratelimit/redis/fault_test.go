@@ -67,7 +67,7 @@ func startFleet(t *testing.T, server *redistest.Server, nodes, callers int, it r
 		wg.Go(func() { _ = s.Run(ctx) })
 	}
 	for _, s := range f.stores {
-		eventually(t, "all nodes to know each other", func() bool { return s.Join(ctx) == nil && s.live() == nodes })
+		eventually(t, "all nodes to know each other", func() bool { return s.Join(ctx) == nil && s.live() == nodes && s.States(0)[0].Nodes == nodes })
 	}
 	for n, s := range f.stores {
 		for range callers {

@@ -50,6 +50,30 @@ func TestAloneKeepsTheLaws(t *testing.T) {
 	})
 }
 
+// What a node has used of its share is its own while Redis can't be asked, and nobody's else.
+func TestOwnIsOfTheShare(t *testing.T) {
+	t.Parallel()
+	s := newAlone(t, 1000, 3)
+	now := s.clock.Now()
+	it := ratelimit.Item{Key: ratelimit.Key{Hi: 7, Lo: 7}, Policy: testPolicy(t, 30, ratelimit.FixedWindow)}
+	if own, ok := s.Own(now, it); own != 0 || !ok {
+		t.Errorf("before anything %d, %t", own, ok)
+	}
+	for range 12 { // two more than its share
+		s.Take(t.Context(), now, it)
+	}
+	if own, ok := s.Own(now, it); own != 10 || !ok {
+		t.Errorf("of a share of 10 %d are used, %t", own, ok)
+	}
+	if _, ok := s.Own(now, ratelimit.Item{Key: it.Key, Policy: testPolicy(t, 30, ratelimit.TokenBucket)}); ok {
+		t.Error("a number of tokens that refill at a share of the rate")
+	}
+	s.breaker.set(closed)
+	if _, ok := s.Own(now, it); ok {
+		t.Error("what is counted at Redis is somebody's own")
+	}
+}
+
 func testPolicy(t testing.TB, limit int64, a ratelimit.Algorithm) *ratelimit.Policy {
 	t.Helper()
 	p, err := ratelimit.NewPolicy(ratelimit.LoginIP, ratelimit.Rule{Limit: limit, Scale: time.Minute, Algorithm: a})
