@@ -154,8 +154,8 @@ func TestStoppedForFiveSeconds(t *testing.T) {
 		t.Errorf("degraded: %v", err)
 	}
 	time.Sleep(max(0, 5*time.Second-time.Since(stopped))) // the pause is the test
-	newcomer := freePort(t)
-	late := config(at(newcomer), append(addresses, at(newcomer))...)
+	newcomer := clustertest.FreeAddress(t)
+	late := config(newcomer, append(addresses, newcomer)...)
 	late.Database = heartbeats(t, url)
 	third := run(t, late)
 	third.await(t, "it missed by one that has never seen it", missed)
