@@ -24,12 +24,8 @@ type Network interface {
 	Call(ctx context.Context, to cluster.ID, t cluster.Topic, request []byte) ([]byte, error)
 }
 
-// patience is how long another node is waited for: of a reset longer, since a node
-// may ask others in turn.
-const (
-	patience      = time.Second
-	resetPatience = 3 * time.Second
-)
+// patience is how long another node is waited for.
+const patience = time.Second
 
 const (
 	// topOfNode is how many of the most refused a node tells of each bucket; of all of
@@ -82,6 +78,8 @@ type question struct {
 	// Of a budget.
 	Tenant  []byte `json:"tenant,omitempty"`
 	Channel []byte `json:"channel,omitempty"`
+	// At is the moment of a reset: the same for all nodes, since it is the reset's version.
+	At ratelimit.Instant `json:"at,omitempty"`
 }
 
 const (
@@ -136,7 +134,7 @@ func (o *Overview) answer(ctx context.Context, q question) (any, error) {
 	case opUsage:
 		return o.usage(ctx, b), nil
 	case opReset:
-		return struct{}{}, o.reset(ctx, b)
+		return struct{}{}, o.reset(ctx, b, q.At)
 	case opDemand:
 		return o.demand(b), nil
 	}
@@ -192,20 +190,22 @@ func (o *Overview) call(ctx context.Context, to cluster.ID, request []byte, into
 	return json.Unmarshal(answer, into)
 }
 
-// reset forgets what was spent on a budget, as far as this node is concerned.
-func (o *Overview) reset(ctx context.Context, b Budget) error {
-	err := o.Limiter.Reset(ctx, o.Limiter.Now(), b.Bucket, b.Key)
+// reset forgets what was spent on a budget until a moment, as far as this node is concerned.
+func (o *Overview) reset(ctx context.Context, b Budget, at ratelimit.Instant) error {
+	at = cmp.Or(at, o.Limiter.Now()) // a node of an earlier version does not tell
+	err := o.Limiter.Reset(ctx, at, b.Bucket, ratelimit.Item{Key: b.Key, Policy: o.Policy(b)})
 	if o.Login != nil {
 		o.Login.Forget(b.Key)
 	}
 	return err
 }
 
-// Reset forgets what was spent on a budget on every node. Repeating it is harmless.
+// Reset forgets what was spent on a budget on every node; nobody else asks them. Those that do not answer take it in from
+// the others before what they have counted counts again, if the budget is counted over several nodes.
 func (o *Overview) Reset(ctx context.Context, b Budget) []From[struct{}] {
-	ctx, cancel := context.WithTimeout(ctx, resetPatience)
-	defer cancel()
-	return ask(ctx, o, resetPatience, b.question(opReset), func() (struct{}, error) { return struct{}{}, o.reset(ctx, b) })
+	q := b.question(opReset)
+	q.At = o.Limiter.Now()
+	return ask(ctx, o, patience, q, func() (struct{}, error) { return struct{}{}, o.reset(ctx, b, q.At) })
 }
 
 // Use is how much of a budget is used, as one node sees it.
