@@ -71,16 +71,17 @@ func TestResetHoldsAgainstThoseWhoMissedIt(t *testing.T) {
 						spend(t, s.nodes[0], s.now, it, 5)
 						s.nodes[0].poll(s.nodes[0].clock.Now())
 					}
+					started := s.nodes[2]
 					c.back(s)
 					s.views()
-					for _, n := range s.nodes {
-						if err := n.Sync(t.Context()); err != nil {
+					if s.nodes[2] != started {
+						if err := s.nodes[2].Sync(t.Context()); err != nil {
 							t.Fatal(err)
 						}
 					}
-					// Besides what they know of, nodes expect some of each other: less than the hung one's part.
-					for range 40 {
-						s.run(50*time.Millisecond, nil)
+					// Besides what they know of, nodes expect some of each other: less than the part of the one that was away.
+					for range 1000 {
+						s.run(2*time.Millisecond, nil)
 						for _, n := range s.nodes[1:] {
 							if got := used(t, n, s.now, it); got > again+spent/6 {
 								t.Fatalf("node %d counts %d after a reset and %d more", n.index, got, again)
@@ -94,6 +95,39 @@ func TestResetHoldsAgainstThoseWhoMissedIt(t *testing.T) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// What a node tells of others, and that it tells of resets of which it knows nothing else.
+func TestResetsAmongStates(t *testing.T) {
+	t.Parallel()
+	s := newSim(t, 3, conditions{latency: lan})
+	n := s.nodes[0]
+	it := item(newPolicy(t, ratelimit.Rule{Limit: 100, Scale: time.Hour}), 1)
+	win, _ := it.Policy.Window(s.now)
+	s.now = s.now.Add(time.Second)
+	idle := item(it.Policy, 2)
+	s.reset(it, n)
+	s.reset(idle, n)
+	var w writer
+	w.begin(kindState, 7, s.now)
+	w.record(it.Key, it.Policy, register{win: win, count: 3, known: 8}, []other{{99, register{batch: 1, win: win, count: 5}}}, local.Reset{})
+	if err := n.receive(s.nodes[1].id, w.b, s.now); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.known(it); got != 0 {
+		t.Errorf("%d counted by a state of before a reset", got)
+	}
+	joined := s.start(3)
+	s.nodes = append(s.nodes, joined)
+	s.views()
+	if err := joined.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range []ratelimit.Key{it.Key, idle.Key} {
+		if joined.ResetOf(k, s.now) == (local.Reset{}) {
+			t.Error("a node that starts does not hear of a reset")
 		}
 	}
 }

@@ -99,7 +99,7 @@ func TestResetHoldsForNewcomers(t *testing.T) {
 	if err := joined.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := joined.used(t, it); got != 0 {
-		t.Errorf("%d used of before a reset", got)
+	if u, err := joined.counts.Peek(t.Context(), m.clock.Now(), it); err != nil || u.Used != 0 {
+		t.Errorf("%d used of before a reset (%v)", u.Used, err)
 	}
 }
