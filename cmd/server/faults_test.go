@@ -249,6 +249,61 @@ func TestRestartsUnderLoad(t *testing.T) {
 		left.ready(t)
 		f.whole(t, 3)
 	})
+
+	// A node is halted, counters are reset without it, and it goes on: what it had counted comes back to nobody, and it forgets
+	// that itself.
+	t.Run("resets", func(t *testing.T) {
+		c, key := f.tenant(t, "Forgiven", 60, day)
+		channel := c.newChannel(t, "echo", "outbound", nil)
+		bearer := []string{"Authorization", "Bearer " + channel.Secret}
+		budgets := []struct {
+			usage, method, path, body string
+			headers                   []string
+			limit                     int
+		}{
+			{"api_read&subject=" + c.id, "GET", listPath, "", key, 60},
+			{"token_generate&subject=" + channel.ID, "POST", tokenPath, tokenBody, bearer, 10},
+		}
+		halted := f.nodes[2]
+		for _, b := range budgets {
+			f.exhaust(t, b.method, b.path, b.body, b.headers...)
+		}
+		halted.away.Add(1)
+		_ = halted.process.Signal(syscall.SIGSTOP)
+		for _, b := range budgets {
+			eventually(t, patience, "a reset without the node that is halted", func() bool {
+				a := f.ops.call(t, http.StatusOK, "DELETE", "/api/v1/management/rate_limits/usage?bucket="+b.usage, "")
+				return data[struct{ Cleared bool }](t, a).Cleared
+			})
+			if a, err := f.nodes[1].api.try(t.Context(), b.method, b.path, b.body, b.headers...); err != nil || a.status >= 300 {
+				t.Errorf("after a reset: %v %s", err, a)
+			}
+		}
+		_ = halted.process.Signal(syscall.SIGCONT)
+		halted.away.Add(-1)
+		f.whole(t, 3)
+		for _, b := range budgets {
+			eventually(t, patience, "all nodes to know of the reset of "+b.usage, func() bool {
+				seen := data[struct {
+					Nodes []struct {
+						Used  int
+						Error *string
+					}
+				}](t, f.ops.call(t, http.StatusOK, "GET", "/api/v1/management/rate_limits/usage?bucket="+b.usage, ""))
+				all := len(seen.Nodes) == len(f.nodes)
+				for i, n := range seen.Nodes {
+					if n.Error == nil && n.Used > b.limit/2 && i == 0 { // the first is the one that is asked, which was reset
+						t.Errorf("%d of %d are used at a node that was reset", n.Used, b.limit)
+					}
+					all = all && n.Error == nil && n.Used <= b.limit/5
+				}
+				return all
+			})
+			if n := f.exhaust(t, b.method, b.path, b.body, b.headers...); n < b.limit*4/5-1 {
+				t.Errorf("%d of %d were admitted after the reset of %s", n, b.limit, b.usage)
+			}
+		}
+	})
 }
 
 const refusedStrangers = "converger_cluster_refused_total"

@@ -301,6 +301,36 @@ func ValidShape(shape uint64) bool {
 	return rate == 0
 }
 
+// Ends is the moment from which nothing that was spent by now bears on what is
+// admitted. Of a token bucket that holds for one no deeper in debt than a full
+// burst and what may be booked ahead; of FromShape's it takes the limit for the burst.
+func (p *Policy) Ends(now Instant) Instant {
+	if p.alg == TokenBucket {
+		return now + Instant(p.toleranceNs) + Instant(MaxReserve)
+	}
+	index, _ := p.Window(now)
+	if p.alg == SlidingWindow {
+		index++
+	}
+	return p.WindowStart(index + 1)
+}
+
+// Forget takes out of a counter what was spent in the windows until that of a
+// moment: a reset at it is heard of now. A token bucket, which can't tell, is full.
+func (p *Policy) Forget(s State, at, now Instant) State {
+	if p.alg == TokenBucket {
+		return p.Fresh(now)
+	}
+	win, _ := p.Window(at)
+	switch d := int32(uint32(s.Word>>32) - win); {
+	case d <= 0:
+		return State{Word: s.Word >> 32 << 32}
+	case d == 1:
+		s.Prev = 0
+	}
+	return s
+}
+
 // Over tells whether a counter kept under a shape has nothing left to remember.
 func Over(shape, word uint64, now Instant) bool {
 	alg := Algorithm(shape >> 57 & 3)

@@ -231,11 +231,11 @@ func (l *Limiter) Peek(ctx context.Context, now Instant, it Item) (Usage, error)
 	return l.store.Peek(ctx, now, it)
 }
 
-// Reset forgets what was spent on a key of a bucket.
-func (l *Limiter) Reset(ctx context.Context, now Instant, b Bucket, k Key) error {
+// Reset forgets on this node what was spent on an item of a bucket; see Store.Reset. The item may have no policy.
+func (l *Limiter) Reset(ctx context.Context, now Instant, b Bucket, it Item) error {
 	s := l.store
-	if r, ok := s.(*Router); ok { // a key does not tell its bucket
+	if r, ok := s.(*Router); ok { // an item without a policy does not tell its bucket
 		s = r.stores[b]
 	}
-	return s.Reset(ctx, now, k)
+	return s.Reset(ctx, now, it)
 }

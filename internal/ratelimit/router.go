@@ -125,11 +125,14 @@ func (r *Router) States(now Instant) []StoreState {
 // Own implements Reporter.
 func (r *Router) Own(now Instant, it Item) (used uint32, ok bool) { return ownOf(r.of(it), now, it) }
 
-// Reset implements Store: a key does not tell its bucket, so every store is asked.
-func (r *Router) Reset(ctx context.Context, now Instant, k Key) error {
+// Reset implements Store: an item without a policy does not tell its bucket, so every store is asked.
+func (r *Router) Reset(ctx context.Context, now Instant, it Item) error {
+	if it.Policy != nil {
+		return r.of(it).Reset(ctx, now, it)
+	}
 	errs := make([]error, 0, len(r.distinct))
 	for _, s := range r.distinct {
-		errs = append(errs, s.Reset(ctx, now, k))
+		errs = append(errs, s.Reset(ctx, now, it))
 	}
 	return errors.Join(errs...)
 }

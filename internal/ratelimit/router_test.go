@@ -21,8 +21,8 @@ type named struct {
 
 func (n *named) Backend(ratelimit.Bucket) string { return n.name }
 
-func (n *named) Reset(ctx context.Context, now ratelimit.Instant, k ratelimit.Key) error {
-	return errors.Join(n.fails, n.Store.Reset(ctx, now, k))
+func (n *named) Reset(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) error {
+	return errors.Join(n.fails, n.Store.Reset(ctx, now, it))
 }
 
 func newNamed(t *testing.T, name string) *named {
@@ -88,7 +88,7 @@ func TestRouterGivesEachBucketItsStore(t *testing.T) {
 		t.Errorf("%d used after a refund", used(two, login))
 	}
 	two.fails = errors.New("away")
-	if err := r.Reset(t.Context(), now, login.Key); !errors.Is(err, two.fails) {
+	if err := r.Reset(t.Context(), now, ratelimit.Item{Key: login.Key}); !errors.Is(err, two.fails) {
 		t.Errorf("Reset: %v", err)
 	}
 	if used(two, login) != 0 {
@@ -99,10 +99,10 @@ func TestRouterGivesEachBucketItsStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Reset(t.Context(), now, ratelimit.APIRead, read.Key); err != nil || used(one, read) != 0 {
+	if err := l.Reset(t.Context(), now, ratelimit.APIRead, ratelimit.Item{Key: read.Key}); err != nil || used(one, read) != 0 {
 		t.Errorf("reset of a bucket whose store is there: %v, %d used", err, used(one, read))
 	}
-	if err := l.Reset(t.Context(), now, ratelimit.LoginIP, login.Key); !errors.Is(err, two.fails) {
+	if err := l.Reset(t.Context(), now, ratelimit.LoginIP, login); !errors.Is(err, two.fails) {
 		t.Errorf("reset of a bucket whose store is away: %v", err)
 	}
 }

@@ -4,7 +4,7 @@ package ratelimit
 type StoreState struct {
 	Backend string
 	// Keys are held, ended ones included that still have their place, of at most
-	// MaxKeys; 0 and 0 where another server holds them.
+	// MaxKeys; where another server counts they are those remembered for when it is away.
 	Keys, MaxKeys int
 	// Overflowing says that subjects without room share counters.
 	Overflowing bool

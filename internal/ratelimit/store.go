@@ -174,10 +174,18 @@ type Store interface {
 	// at most maxWait (up to MaxReserve) away; WaitMs tells when. Only token
 	// buckets can be booked ahead: the others admit now or refuse.
 	Reserve(ctx context.Context, now Instant, it Item, maxWait time.Duration) Decision
-	// Peek reads a budget without spending from it; Cost is ignored.
+	// Peek reads a budget without spending from it; Cost is ignored. It tells what a
+	// check at the same moment would find: a counter that was kept under another shape
+	// is converted, as by the first check, and goes on under the new one from there.
 	Peek(ctx context.Context, now Instant, it Item) (Usage, error)
-	// Reset forgets what was spent on a key.
-	Reset(ctx context.Context, now Instant, k Key) error
+	// Reset forgets what was spent on an item until now: on this node and, where another
+	// server counts, there. The policy, nil where no limit applies, tells for how long
+	// what was spent could come back. No other node is asked: whoever resets asks every
+	// one, with the same now, which is the reset's version; to repeat it changes
+	// nothing. What a node that was not reached has counted until then does not count
+	// for the others any more, and it takes the reset in from them when it is back.
+	// The error is of a server that can't be asked.
+	Reset(ctx context.Context, now Instant, it Item) error
 }
 
 // MaxReserve is how far ahead a token bucket can be booked.

@@ -315,7 +315,7 @@ func TestResetOfALogin(t *testing.T) {
 		t.Fatal("a sixth attempt")
 	}
 	k := f.hasher.Account(ratelimit.LoginAccount, "jane")
-	if err := f.Reset(t.Context(), f.Now(), ratelimit.ActivityCreate, k); err != nil {
+	if err := f.Reset(t.Context(), f.Now(), ratelimit.ActivityCreate, ratelimit.Item{Key: k}); err != nil {
 		t.Fatal(err)
 	}
 	login.Forget(k)

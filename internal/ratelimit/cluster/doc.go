@@ -16,7 +16,8 @@
 // Nothing fails a check. A message that is lost leaves the others with an older
 // picture until the next one; a connection that breaks has both sides tell and ask
 // everything again; a node that dies leaves its counts behind until their windows
-// end; in a split each side enforces its share of every limit (or, if so
+// end; a reset that it missed is told to a node that is heard again, and until it has taken
+// that in, what it says of before does not count; in a split each side enforces its share of every limit (or, if so
 // configured, the whole); a store that is full counts strangers together, as local
 // does, over all nodes.
 //

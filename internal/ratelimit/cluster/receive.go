@@ -110,15 +110,12 @@ func (s *Store) Handler() cluster.Handler {
 			// What can't be read is counted; another version's messages are no use to log one by one.
 			_ = s.receive(from, m.Body, s.clock.Now())
 		},
-		Answer: func(ctx context.Context, _ cluster.ID, request []byte) ([]byte, error) {
-			if keys, ok := readStateRequest(request); ok {
-				return s.stateOfKeys(keys), nil
+		Answer: func(_ context.Context, _ cluster.ID, request []byte) ([]byte, error) {
+			keys, ok := readStateRequest(request)
+			if !ok {
+				return nil, errMalformed
 			}
-			k, err := readReset(request)
-			if err != nil {
-				return nil, err
-			}
-			return nil, s.resetOwn(ctx, s.clock.Now(), k)
+			return s.stateOfKeys(keys), nil
 		},
 		State: func(_ context.Context, _ cluster.ID, send func([]byte) error) error { return s.state(send) },
 	}
@@ -127,6 +124,13 @@ func (s *Store) Handler() cluster.Handler {
 // receive takes in a message of a peer. Messages of one peer come one at a time,
 // those of different ones side by side. body is not kept.
 func (s *Store) receive(from cluster.ID, body []byte, now ratelimit.Instant) error {
+	if isResets(body) {
+		err := readResets(body, func(r local.Reset) { s.TakeReset(r, now) })
+		if err != nil {
+			s.m.dropped("malformed")
+		}
+		return err
+	}
 	var r reader
 	if err := r.begin(body); err != nil {
 		s.m.dropped("malformed")
@@ -171,6 +175,7 @@ func (s *Store) take(p *peer, slot int, rec *record, kind byte, now ratelimit.In
 		s.m.dropped("clock")
 		return
 	}
+	stale := s.version(p.id, rec, now)
 	if rec.count|rec.prev == 0 && rec.demand == 0 && len(rec.others) == 0 {
 		if _, ok := s.Counter(rec.key); !ok {
 			return // it has ended there, and never began here
@@ -240,12 +245,30 @@ func (s *Store) take(p *peer, slot int, rec *record, kind byte, now ratelimit.In
 	}
 	e.head.Store(0)
 	ch.mu.Unlock()
-	if taken && tokens {
+	if taken && tokens && !stale {
 		s.book(c, rec, grown, first, level, now)
 	}
 	for _, o := range rec.others {
 		s.takeOther(rec, o, shape, now)
 	}
+}
+
+// version compares the last reset of a key that its sender knows of with that of this node, which takes a later one in.
+// What was told without knowing of a later one is stale: what a reset has taken away is taken out, and the sender is told.
+func (s *Store) version(from cluster.ID, rec *record, now ratelimit.Instant) (stale bool) {
+	known := s.ResetOf(rec.key, now)
+	if rec.reset.At > known.At {
+		s.TakeReset(rec.reset, now)
+	}
+	if rec.reset.At >= known.At {
+		return false
+	}
+	rec.forget(rec.shape, known.At)
+	for i := range rec.others {
+		rec.others[i].forget(rec.shape, known.At)
+	}
+	s.network.Send(from, Topic, appendResets(nil, []local.Reset{known})[0])
+	return true
 }
 
 // idle tells that nothing that peers said of a key under a shape still counts.
@@ -284,7 +307,8 @@ func (s *Store) book(c local.Counter, rec *record, grown int64, first, level boo
 		if shape == 0 {
 			return
 		}
-		grown = int64(rec.known) - int64(rec.shape.Used(state, now))
+		p := ratelimit.FromShape(shape) // tokens are tokens, at whatever rate
+		grown = int64(rec.known) - int64(p.Used(state, now))
 		if grown <= 0 {
 			return
 		}
@@ -292,8 +316,12 @@ func (s *Store) book(c local.Counter, rec *record, grown int64, first, level boo
 		grown = min(grown, int64(rec.known))
 	}
 	for try := 0; grown != 0 && try < 3; try++ {
-		if s.Book(c, rec.shape, grown, now) {
-			return
+		if _, shape := c.Load(); shape != 0 {
+			p := ratelimit.FromShape(shape)
+			// Another algorithm: its policy has changed just now.
+			if p.Algorithm() != ratelimit.TokenBucket || s.Book(c, &p, grown, now) {
+				return
+			}
 		}
 		var ok bool
 		if c, ok = s.Counter(rec.key); !ok {
@@ -341,6 +369,11 @@ func (s *Store) takeOther(rec *record, o other, shape uint64, now ratelimit.Inst
 // state passes on what this node has counted, and knows of nodes that the asker
 // can't hear, in pieces for receive.
 func (s *Store) state(send func(piece []byte) error) error {
+	for _, b := range appendResets(nil, s.Resets(s.clock.Now())) {
+		if err := send(b); err != nil {
+			return err
+		}
+	}
 	for part, more := 0, true; more; part++ {
 		var pieces [][]byte
 		now := s.clock.Now()
@@ -425,7 +458,7 @@ func (s *Store) stateOf(c local.Counter, now ratelimit.Instant) {
 	if r.count == 0 && r.prev == 0 && r.known == 0 && len(others) == 0 {
 		return
 	}
-	s.w.record(c.Key(), &p, r, others)
+	s.w.record(c.Key(), &p, r, others, s.ResetOf(c.Key(), now))
 }
 
 // Sync asks every peer that can be heard for what it has counted, unless that was
@@ -502,8 +535,8 @@ func (s *Store) inquireOf(ctx context.Context, keys []ratelimit.Key) {
 }
 
 const (
-	inquiryTimeout = time.Second
-	maxInquiries   = 4096 // keys that wait for it
+	inquiryTimeout = 500 * time.Millisecond // as long as a peer counts as visible that can't be heard
+	maxInquiries   = 4096                   // keys that wait for it
 )
 
 // resync asks peers for their state when connections were made anew.

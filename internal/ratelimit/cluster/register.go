@@ -1,6 +1,10 @@
 package cluster
 
-import "math"
+import (
+	"math"
+
+	"converger/internal/ratelimit"
+)
 
 // register is what one node said last about one key. Only that node writes it:
 // what travels is its own count, as a whole, never a difference.
@@ -12,6 +16,10 @@ import "math"
 // node that restarts has a new incarnation, which is another register, so that it
 // is never taken for old news, and what its predecessor spent stands until its
 // window ends.
+//
+// Above that stands the version of the key, its last reset (local.Reset): of what a node tells
+// that has not heard of it, only the windows after the reset count, and who is told of a later
+// one takes that in first. So a reset holds against whoever did not hear of it, too.
 type register struct {
 	batch  uint32 // 0: nothing heard
 	win    uint32 // window index; token bucket: the epoch of the sender's count
@@ -72,6 +80,22 @@ func (r *register) merge(m register) (grown int64, taken bool) {
 	}
 	*r = m
 	return grown, true
+}
+
+// forget takes out what was spent before a reset that was not heard of when the register was told. Of a token bucket the
+// count stays, from which the next report's differs.
+func (r *register) forget(p *ratelimit.Policy, at ratelimit.Instant) {
+	if p.Algorithm() == ratelimit.TokenBucket {
+		r.known = 0
+		return
+	}
+	win, _ := p.Window(at)
+	switch d := int32(r.win - win); {
+	case d <= 0:
+		r.count, r.prev, r.known = 0, 0, 0
+	case d == 1:
+		r.prev = 0
+	}
 }
 
 // in is the count in a window, before in the one before it.

@@ -331,7 +331,7 @@ func (s *Store) report(link uint32, e *entry, u *usage, cells []cell, now rateli
 	if s.w.b == nil {
 		s.begin(kindReport, now)
 	}
-	s.w.record(e.key, &p, r, nil)
+	s.w.record(e.key, &p, r, nil, s.ResetOf(e.key, now))
 	s.m.records.Add(1)
 	return true
 }
@@ -446,6 +446,7 @@ func (s *Store) look(now ratelimit.Instant) {
 	}
 	retell, behind := false, false
 	old := s.table.Load()
+	var resets [][]byte // what was reset while a peer could not be heard
 	for _, p := range v.Peers {
 		if p.Standing == cluster.Joining { // it admits nothing yet
 			continue
@@ -458,6 +459,14 @@ func (s *Store) look(now ratelimit.Instant) {
 		if visible && slot < len(old.slots) && old.slots[slot].id == p.ID && !old.slots[slot].visible {
 			known.healed.Store(int64(now))
 			delete(s.synced, p.ID)
+		}
+		if visible && (p.Session > known.session || !old.visible(slot)) {
+			if resets == nil {
+				resets = appendResets(nil, s.Resets(now))
+			}
+			for _, b := range resets {
+				s.network.Send(p.ID, Topic, b)
+			}
 		}
 		retell = retell || p.Session > known.session && known.session > 0
 		behind = behind || visible && s.synced[p.ID] != p.Session+1

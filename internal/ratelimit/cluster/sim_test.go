@@ -48,7 +48,9 @@ type node struct {
 	skew     ratelimit.Instant
 	view     *cluster.View
 	dead     bool
+	hangs    bool // what is sent to it waits
 	nextPoll ratelimit.Instant
+	waiting  []letter
 	messages int
 	bytes    int
 }
@@ -116,6 +118,9 @@ func (s *sim) start(index int) *node {
 // views lets every node see all that live, those behind a cut as invisible.
 func (s *sim) views() {
 	for _, n := range s.nodes {
+		if n.hangs {
+			continue
+		}
 		v := &cluster.View{Visible: 1, Alive: 1}
 		for _, o := range s.nodes {
 			if o == n || o.dead {
@@ -123,7 +128,7 @@ func (s *sim) views() {
 			}
 			p := cluster.Peer{ID: o.id, Standing: cluster.Visible, Latency: s.net.latency, Session: 1}
 			v.Alive++
-			if s.net.cut != nil && s.net.cut(o, n) {
+			if o.hangs || s.net.cut != nil && s.net.cut(o, n) {
 				p.Standing = cluster.Split
 			} else {
 				v.Visible++
@@ -143,14 +148,40 @@ func (n *node) Broadcast(_ cluster.Topic, body []byte) int {
 	n.messages++
 	n.bytes += len(body)
 	for _, o := range n.sim.nodes {
-		if o == n || o.dead || n.sim.net.cut != nil && n.sim.net.cut(n, o) || n.sim.rng.Float64() < n.sim.net.loss {
-			continue
+		if o != n {
+			n.post(o, body)
 		}
-		half := float64(n.sim.net.latency) / 2
-		delay := ratelimit.Instant(half + n.sim.rng.ExpFloat64()*half)
-		heap.Push(&n.sim.mail, letter{n.sim.now + delay, n.sim.mail.Len() + n.messages<<16, n, o, body})
 	}
 	return len(n.view.Peers)
+}
+
+// post sends a letter, unless it is lost.
+func (n *node) post(o *node, body []byte) {
+	if o.dead || n.sim.net.cut != nil && n.sim.net.cut(n, o) || n.sim.rng.Float64() < n.sim.net.loss {
+		return
+	}
+	half := float64(n.sim.net.latency) / 2
+	delay := ratelimit.Instant(half + n.sim.rng.ExpFloat64()*half)
+	heap.Push(&n.sim.mail, letter{n.sim.now + delay, n.sim.mail.Len() + n.messages<<16, n, o, body})
+}
+
+func (n *node) Send(to cluster.ID, _ cluster.Topic, body []byte) bool {
+	n.messages++
+	for _, o := range n.sim.nodes {
+		if o.id == to {
+			n.post(o, body)
+		}
+	}
+	return true
+}
+
+// reset asks nodes, as an operator does.
+func (s *sim) reset(it ratelimit.Item, nodes ...*node) {
+	for _, n := range nodes {
+		if err := n.Reset(s.tb.Context(), s.now, it); err != nil {
+			s.tb.Fatal(err)
+		}
+	}
 }
 
 func (n *node) handler(id cluster.ID) (cluster.Handler, error) {
@@ -178,19 +209,26 @@ func (n *node) Call(ctx context.Context, to cluster.ID, _ cluster.Topic, request
 	return h.Answer(ctx, n.id, request)
 }
 
+func (s *sim) deliver(l letter) {
+	switch {
+	case l.to.dead:
+	case l.to.hangs:
+		l.to.waiting = append(l.to.waiting, l)
+	default:
+		if err := l.to.receive(l.from.id, l.body, l.to.clock.Now()); err != nil {
+			s.tb.Fatal(err)
+		}
+	}
+}
+
 // run lets time pass: deliver, poll, and call each for every node and step.
 func (s *sim) run(d time.Duration, each func(n *node, now ratelimit.Instant)) {
 	for end := s.now.Add(d); s.now < end; s.now = s.now.Add(step) {
 		for len(s.mail) > 0 && s.mail[0].at <= s.now {
-			l := heap.Pop(&s.mail).(letter)
-			if !l.to.dead {
-				if err := l.to.receive(l.from.id, l.body, l.to.clock.Now()); err != nil {
-					s.tb.Fatal(err)
-				}
-			}
+			s.deliver(heap.Pop(&s.mail).(letter))
 		}
 		for _, n := range s.nodes {
-			if n.dead {
+			if n.dead || n.hangs {
 				continue
 			}
 			now := n.clock.Now()

@@ -25,17 +25,15 @@ const Topic cluster.Topic = 'c'
 type Network interface {
 	ID() cluster.ID
 	View() *cluster.View
+	Send(to cluster.ID, t cluster.Topic, body []byte) bool
 	Broadcast(t cluster.Topic, body []byte) int
 	Flush(ctx context.Context) error
 	Fetch(ctx context.Context, from cluster.ID, t cluster.Topic, each func(piece []byte) error) error
 	Call(ctx context.Context, to cluster.ID, t cluster.Topic, request []byte) ([]byte, error)
 }
 
-// The defaults of Config.
-const (
-	DefaultSyncInterval = 100 * time.Millisecond
-	resetTimeout        = time.Second
-)
+// DefaultSyncInterval is the default of Config.SyncInterval.
+const DefaultSyncInterval = 100 * time.Millisecond
 
 // Config is what a Store is made of.
 type Config struct {
@@ -425,16 +423,10 @@ func (s *Store) Convert(link uint32, shape uint64, p *ratelimit.Policy, state ra
 	switch {
 	case was && is:
 		return p.Convert(shape, state, now)
-	case was: // the bucket holds what all have spent: each takes its part of that
-		mine, all := float64(u.spent.Load()), float64(u.spent.Load())
-		for j := range cells {
-			r := cells[j].load(near)
-			all += float64(r.count)
-			r.win, r.count, r.prev, r.known = 0, 0, 0, 0
-			cells[j].store(r)
-		}
+	case was: // the bucket holds what all have spent: each has its part of that
+		win, _ := p.Window(now)
 		own := p.Fresh(now)
-		own.Word += uint64(math.Ceil(float64(old.Used(state, now)) * mine / max(all, 1)))
+		own.Word += uint64(u.divide(cells, near, win, old.Used(state, now)))
 		return own
 	}
 	index, _ := p.Window(now)
@@ -459,49 +451,56 @@ func (s *Store) Convert(link uint32, shape uint64, p *ratelimit.Policy, state ra
 	return converted
 }
 
-// Reset implements ratelimit.Store: here, and on every peer that can be heard. The
-// error names those that did not answer; asking again is harmless.
-func (s *Store) Reset(ctx context.Context, now ratelimit.Instant, k ratelimit.Key) error {
-	err := s.resetOwn(ctx, now, k)
-	ctx, cancel := context.WithTimeout(ctx, resetTimeout)
-	defer cancel()
-	peers := s.network.View().Peers
-	errs := make([]error, len(peers))
-	var wg sync.WaitGroup
-	for i, p := range peers {
-		if p.Standing == cluster.Visible {
-			wg.Go(func() {
-				if _, err := s.network.Call(ctx, p.ID, Topic, resetRequest(k)); err != nil {
-					errs[i] = fmt.Errorf("ratelimit/cluster: reset at %v: %w", p.ID, err)
-				}
-			})
+// divide turns what is used of a token bucket into counts of a window: each node has the part that it had in what was
+// spent, as far as known, else as much as any other. It returns this node's own; the others' stand until they report. The
+// chunk is locked.
+func (u *usage) divide(cells []cell, near, win, used uint32) (own uint32) {
+	all, heard := uint64(u.spent.Load()), uint64(1)
+	for j := range cells {
+		if cells[j].batch != 0 {
+			all += uint64(cells[j].load(near).count)
+			heard++
 		}
 	}
-	wg.Wait()
-	return errors.Join(append(errs, err)...)
+	own = used
+	for j := range cells {
+		if cells[j].batch == 0 {
+			continue
+		}
+		r := cells[j].load(near)
+		part := uint64(used) / heard
+		if all > 0 {
+			part = uint64(float64(used) * float64(r.count) / float64(all))
+		}
+		r.win, r.count, r.prev, r.known = win, uint32(part), 0, used
+		own -= min(own, r.count)
+		cells[j].store(r)
+	}
+	return own
 }
 
-// resetOwn forgets what this node has spent on a key, and what it knows of others.
-func (s *Store) resetOwn(ctx context.Context, now ratelimit.Instant, k ratelimit.Key) error {
-	return s.Store.Reset(ctx, now, k)
-}
-
-// Emptied implements local.Peers.
-func (s *Store) Emptied(link uint32, shape uint64) {
+// Emptied implements local.Peers: what others were known to have spent is taken out as well, and they are told.
+func (s *Store) Emptied(link uint32, shape uint64, at ratelimit.Instant) {
 	e, c, i := s.entry(link)
 	u := s.usage(link, e)
+	p := ratelimit.FromShape(shape)
+	win, _ := p.Window(at)
 	c.mu.Lock()
-	if p := ratelimit.FromShape(shape); p.Algorithm() != ratelimit.TokenBucket { // else counts are of all time
-		cells := c.of(i)
-		for j := range cells {
-			r := cells[j].load(0)
-			r.count, r.prev, r.known = 0, 0, 0
-			cells[j].store(r)
-		}
+	cells := c.of(i)
+	for j := range cells {
+		r := cells[j].load(win)
+		r.forget(&p, at)
+		cells[j].store(r)
 	}
 	e.head.Store(0)
 	if u != nil {
-		u.last.Store(0)
+		if p.Algorithm() == ratelimit.TokenBucket { // what is told of it counts from here on
+			u.spent.Store(0)
+			u.early.Store(0)
+			u.epoch = s.epochs.Add(1)
+		} else if last := u.last.Load(); int32(uint32(last>>32)-win) <= 0 {
+			u.last.Store(0)
+		}
 		u.base.Store(0)
 		u.force = true
 	}
@@ -510,4 +509,16 @@ func (s *Store) Emptied(link uint32, shape uint64) {
 		s.activate(link, u)
 		s.hurry(link, u)
 	}
+}
+
+// Peek implements ratelimit.Store; it never fails. When the policy has changed since this node last applied one, the
+// others are asked first what they have under the new one.
+func (s *Store) Peek(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) (ratelimit.Usage, error) {
+	if c, ok := s.Counter(it.Key); ok && s.table.Load().n > 1 {
+		if _, shape := c.Load(); shape != it.Policy.Shape() {
+			_, _ = s.Store.Peek(ctx, now, it) // never fails
+			s.inquireOf(ctx, []ratelimit.Key{it.Key})
+		}
+	}
+	return s.Store.Peek(ctx, now, it)
 }

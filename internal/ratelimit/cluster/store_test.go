@@ -73,6 +73,11 @@ func (n *meshNode) Broadcast(_ cluster.Topic, body []byte) int {
 	return len(n.mesh.nodes) - 1
 }
 
+func (n *meshNode) Send(to cluster.ID, _ cluster.Topic, body []byte) bool {
+	n.mesh.nodes[to-1].Handler().Receive(n.id, cluster.Message{Body: body})
+	return true
+}
+
 func (n *meshNode) Fetch(ctx context.Context, from cluster.ID, _ cluster.Topic, each func([]byte) error) error {
 	return n.mesh.nodes[from-1].Handler().State(ctx, n.id, each)
 }
@@ -295,9 +300,7 @@ func TestResetIsForAllNodes(t *testing.T) {
 				n.Take(t.Context(), now, it)
 			}
 		})
-		if err := s.nodes[1].Reset(t.Context(), s.now, it.Key); err != nil {
-			t.Fatal(err)
-		}
+		s.reset(it, s.nodes...)
 		s.run(time.Second, nil)
 		for _, n := range s.nodes {
 			if got := used(t, n, s.now, it); got != 0 {
@@ -306,10 +309,6 @@ func TestResetIsForAllNodes(t *testing.T) {
 		}
 		if got := spend(t, s.nodes[2], s.now, it, 200); got != 90 {
 			t.Errorf("%v: %d admitted after a reset, want 90", a, got)
-		}
-		s.nodes[0].dead, s.net.cut = true, func(_, to *node) bool { return to.index == 0 }
-		if err := s.nodes[1].Reset(t.Context(), s.now, it.Key); err == nil {
-			t.Errorf("%v: a reset that a node did not hear of was no error", a)
 		}
 	}
 }
@@ -723,7 +722,7 @@ func TestMemoryPerKey(t *testing.T) {
 			if w.b == nil {
 				w.begin(kindReport, uint32(k+1), s.now)
 			}
-			w.record(item(p, k+1).Key, p, register{win: win, count: 1, known: 2, demand: 1}, nil)
+			w.record(item(p, k+1).Key, p, register{win: win, count: 1, known: 2, demand: 1}, nil, local.Reset{})
 			if w.full() || k == keys-1 {
 				if err := n.receive(peer.id, w.b, s.now); err != nil {
 					t.Fatal(err)
@@ -866,7 +865,6 @@ func TestChangedPolicyIsOneBudget(t *testing.T) {
 
 func FuzzStateRequest(f *testing.F) {
 	f.Add(stateRequest([]ratelimit.Key{{Hi: 3, Lo: 4}, {Hi: 5, Lo: 6}}))
-	f.Add(resetRequest(ratelimit.Key{Hi: 3, Lo: 4}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if keys, ok := readStateRequest(b); ok && !bytes.Equal(stateRequest(keys), b) {
 			t.Errorf("%x is read as %v", b, keys)

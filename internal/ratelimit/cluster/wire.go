@@ -4,9 +4,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"slices"
 
 	"converger/internal/cluster"
 	"converger/internal/ratelimit"
+	"converger/internal/ratelimit/local"
 )
 
 // The format of what nodes tell each other, version 1. Numbers are little-endian
@@ -14,14 +16,18 @@ import (
 //
 //	message  = version kind batch(uvarint) sent(8, Unix ns) record*
 //	record   = key(16) shape register [others, if kind is state]
-//	shape    = 0 shape(8), the next in the message's list | its place in the list, from 1
+//	shape    = 0 shape(8), the next in the message's list | its place in the list, from 1 |
+//	           0 shape(8) with the highest bit, at(8) until(8) of the key's last reset; in no list
 //	register = win(varint, less the window of sent; token bucket: uvarint, the epoch)
 //	           count(uvarint) known(uvarint; windows: less count)
 //	           prev(uvarint, windows only) demand(2, the upper half of a float32)
 //	others   = n(uvarint) n times: id(8) batch(4) win count(uvarint) prev(uvarint)
 //
-// A request asks for a reset: version key(16), and its answer is empty; or for what is
-// known of some keys: version kindState key(16)*, and its answer is a state.
+// A request asks for what is known of some keys: version kindState key(16)*, and its
+// answer is a state.
+//
+// Resets are a message too, and begin a state: version kindResets reset*, with
+// reset = key(16) at(8) until(8), both Unix ns.
 //
 // In a state a window's record is followed by what other nodes that the asker can't
 // hear were known to have spent of it.
@@ -29,11 +35,15 @@ const (
 	wireVersion = 1
 	kindReport  = 0
 	kindState   = 1
+	kindResets  = 2
 
 	// batchLen is the length at which a message is sent off. A record adds less than
 	// a hundred bytes to it, and in a state those of the others.
 	batchLen  = 32 << 10
 	maxShapes = 4096
+
+	resetLen  = 32
+	resetFlag = 1 << 63
 )
 
 var errMalformed = errors.New("ratelimit/cluster: malformed message")
@@ -41,6 +51,7 @@ var errMalformed = errors.New("ratelimit/cluster: malformed message")
 type record struct {
 	key   ratelimit.Key
 	shape *ratelimit.Policy // as ratelimit.FromShape
+	reset local.Reset       // the last one of the key that the sender knows of
 	register
 	others []other
 }
@@ -66,7 +77,13 @@ func (w *writer) begin(kind byte, batch uint32, sent ratelimit.Instant) {
 	w.kind, w.batch, w.sent, w.shapes = kind, batch, sent, w.shapes[:0]
 }
 
-func (w *writer) shape(shape uint64) {
+func (w *writer) shape(shape uint64, reset local.Reset) {
+	if reset != (local.Reset{}) {
+		w.b = binary.LittleEndian.AppendUint64(append(w.b, 0), shape|resetFlag)
+		w.b = binary.LittleEndian.AppendUint64(w.b, uint64(reset.At))
+		w.b = binary.LittleEndian.AppendUint64(w.b, uint64(reset.Until))
+		return
+	}
 	for i, s := range w.shapes {
 		if s == shape {
 			w.b = binary.AppendUvarint(w.b, uint64(i+1))
@@ -80,10 +97,10 @@ func (w *writer) shape(shape uint64) {
 // full tells that no further record should be added.
 func (w *writer) full() bool { return len(w.b) >= batchLen || len(w.shapes) >= maxShapes }
 
-func (w *writer) record(k ratelimit.Key, p *ratelimit.Policy, r register, others []other) {
+func (w *writer) record(k ratelimit.Key, p *ratelimit.Policy, r register, others []other, reset local.Reset) {
 	w.b = binary.LittleEndian.AppendUint64(w.b, k.Hi)
 	w.b = binary.LittleEndian.AppendUint64(w.b, k.Lo)
-	w.shape(p.Shape())
+	w.shape(p.Shape(), reset)
 	if p.Algorithm() == ratelimit.TokenBucket {
 		w.b = binary.AppendUvarint(w.b, uint64(r.win))
 		w.b = binary.AppendUvarint(w.b, uint64(r.count))
@@ -149,7 +166,7 @@ func (r *reader) next(rec *record) (bool, error) {
 	switch i := r.u32(); {
 	case r.bad:
 	case i == 0:
-		rec.shape = r.newShape()
+		rec.shape, rec.reset = r.newShape(rec.key)
 	case int(i) > len(r.shapes):
 		r.bad = true
 	default:
@@ -189,15 +206,23 @@ func (r *reader) next(rec *record) (bool, error) {
 	return true, nil
 }
 
-func (r *reader) newShape() *ratelimit.Policy {
+func (r *reader) newShape(k ratelimit.Key) (*ratelimit.Policy, local.Reset) {
 	v := r.fixed(8)
+	var reset local.Reset
+	if v&resetFlag != 0 {
+		reset = local.Reset{Key: k, At: ratelimit.Instant(r.fixed(8)), Until: ratelimit.Instant(r.fixed(8))}
+		r.bad = r.bad || !reset.Valid()
+	}
+	v &^= resetFlag
 	if r.bad || !ratelimit.ValidShape(v) || len(r.shapes) >= maxShapes {
 		r.bad = true
-		return nil
+		return nil, reset
 	}
 	p := ratelimit.FromShape(v)
-	r.shapes = append(r.shapes, &p)
-	return &p
+	if reset == (local.Reset{}) {
+		r.shapes = append(r.shapes, &p)
+	}
+	return &p, reset
 }
 
 func (r *reader) window(p *ratelimit.Policy) uint32 {
@@ -239,9 +264,33 @@ func (r *reader) u32() uint32 {
 // units reads a count of a limit's units.
 func (r *reader) units() uint32 { return min(r.u32(), ratelimit.MaxLimit) }
 
-func resetRequest(k ratelimit.Key) []byte {
-	b := binary.LittleEndian.AppendUint64([]byte{wireVersion}, k.Hi)
-	return binary.LittleEndian.AppendUint64(b, k.Lo)
+// appendResets are messages that tell resets.
+func appendResets(messages [][]byte, all []local.Reset) [][]byte {
+	for part := range slices.Chunk(all, batchLen/resetLen) {
+		b := append(make([]byte, 0, 2+resetLen*len(part)), wireVersion, kindResets)
+		for _, r := range part {
+			for _, n := range [...]uint64{r.Key.Hi, r.Key.Lo, uint64(r.At), uint64(r.Until)} {
+				b = binary.LittleEndian.AppendUint64(b, n)
+			}
+		}
+		messages = append(messages, b)
+	}
+	return messages
+}
+
+// isResets tells whether a message tells resets.
+func isResets(b []byte) bool { return len(b) >= 2 && b[0] == wireVersion && b[1] == kindResets }
+
+// readResets calls each with the resets of such a message.
+func readResets(b []byte, each func(local.Reset)) error {
+	for r := (reader{b: b[2:]}); len(r.b) > 0; {
+		reset := local.Reset{Key: ratelimit.Key{Hi: r.fixed(8), Lo: r.fixed(8)}, At: ratelimit.Instant(r.fixed(8)), Until: ratelimit.Instant(r.fixed(8))}
+		if r.bad || !reset.Valid() {
+			return errMalformed
+		}
+		each(reset)
+	}
+	return nil
 }
 
 // maxAsked bounds the keys of one question.
@@ -271,13 +320,4 @@ func readStateRequest(b []byte) ([]ratelimit.Key, bool) {
 		keys = append(keys, k)
 	}
 	return keys, true
-}
-
-func readReset(b []byte) (ratelimit.Key, error) {
-	r := reader{b: b}
-	version, k := r.byte(), ratelimit.Key{Hi: r.fixed(8), Lo: r.fixed(8)}
-	if r.bad || len(r.b) > 0 || version != wireVersion || k.Hi < 2 {
-		return k, errMalformed
-	}
-	return k, nil
 }

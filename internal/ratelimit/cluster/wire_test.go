@@ -8,13 +8,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"converger/internal/ratelimit"
+	"converger/internal/ratelimit/local"
 )
 
-func write(kind byte, p *ratelimit.Policy, r register, others []other) []byte {
+var wasReset = local.Reset{Key: ratelimit.Key{Hi: 78, Lo: 99}, At: begin.Add(-time.Minute), Until: begin.Add(time.Hour)}
+
+// write makes a message of two records, of which the key of the second may have been reset.
+func write(kind byte, p *ratelimit.Policy, r register, others []other, reset local.Reset) []byte {
 	var w writer
 	w.begin(kind, r.batch, begin)
-	w.record(ratelimit.Key{Hi: 77, Lo: 99}, p, r, others)
-	w.record(ratelimit.Key{Hi: 78, Lo: 99}, p, r, nil)
+	w.record(ratelimit.Key{Hi: 77, Lo: 99}, p, r, others, local.Reset{})
+	w.record(ratelimit.Key{Hi: 78, Lo: 99}, p, r, nil, reset)
 	return w.b
 }
 
@@ -32,13 +36,16 @@ func TestMessageRoundTrip(t *testing.T) {
 		}
 		for _, kind := range []byte{kindReport, kindState} {
 			var rd reader
-			if err := rd.begin(write(kind, p, r, others)); err != nil {
+			if err := rd.begin(write(kind, p, r, others, wasReset)); err != nil {
 				t.Fatal(err)
 			}
 			var rec record
 			for n := range 2 {
 				if ok, err := rd.next(&rec); !ok || err != nil {
 					t.Fatal(ok, err)
+				}
+				if want := []local.Reset{{}, wasReset}[n]; rec.reset != want {
+					t.Errorf("record %d: a reset %+v, want %+v", n, rec.reset, want)
 				}
 				if rec.shape.Shape() != p.Shape() || rec.key != (ratelimit.Key{Hi: 77 + uint64(n), Lo: 99}) {
 					t.Errorf("record %d: %+v", n, rec)
@@ -66,7 +73,7 @@ func TestDemandIsRoundedUp(t *testing.T) {
 	for _, d := range []float32{0, 0.5, 1, 3333.33, 1e9} {
 		var rd reader
 		var rec record
-		if err := rd.begin(write(kindReport, p, register{batch: 1, demand: d}, nil)); err != nil {
+		if err := rd.begin(write(kindReport, p, register{batch: 1, demand: d}, nil, local.Reset{})); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := rd.next(&rec); err != nil || rec.demand < d || rec.demand > d*1.01 {
@@ -80,7 +87,7 @@ func TestMessagesAreSmall(t *testing.T) {
 	p := newPolicy(t, ratelimit.Rule{Limit: 1000, Scale: time.Second})
 	win, _ := p.Window(begin)
 	r := register{batch: 100, win: win, count: 300, known: 900, prev: 333, demand: 3000}
-	if n := len(write(kindReport, p, r, nil)); n > 15+8+2*28 {
+	if n := len(write(kindReport, p, r, nil, local.Reset{})); n > 15+8+2*28 {
 		t.Errorf("two reports take %d bytes", n)
 	}
 }
@@ -94,8 +101,9 @@ func FuzzReceive(f *testing.F) {
 		if a == ratelimit.FixedWindow {
 			others = []other{{9, register{batch: 3, win: win, count: 5}}}
 		}
-		f.Add(write(kindReport, p, register{batch: 1, win: win, count: 3, known: 4, demand: 10}, nil))
-		f.Add(write(kindState, p, register{batch: 2, win: win, count: 3, known: 4, demand: 10}, others))
+		f.Add(write(kindReport, p, register{batch: 1, win: win, count: 3, known: 4, demand: 10}, nil, wasReset))
+		f.Add(write(kindState, p, register{batch: 2, win: win, count: 3, known: 4, demand: 10}, others, local.Reset{}))
+		f.Add(appendResets(nil, []local.Reset{wasReset})[0])
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		n := newSim(t, 3, conditions{maxKeys: 100}).nodes[0]

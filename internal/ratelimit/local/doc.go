@@ -9,6 +9,7 @@
 // refuse too much rather than too little.
 //
 // table.go holds the memory (find, insert, grow, recycle), store.go the spending,
-// peers.go the seam by which backends over several nodes stand on these counters.
+// resets.go what was reset lately, as a version by which backends over several nodes tell
+// what they hear of before it, peers.go the seam by which backends over several nodes stand on these counters.
 // Test it with ratelimittest.Run and go test -race; -bench shows the cost.
 package local

@@ -34,9 +34,9 @@ type Peers interface {
 	Refused(c Counter, link uint32, p *ratelimit.Policy, cost uint32, now ratelimit.Instant)
 	// Rolled is told that a window ended with this own state, State.Word.
 	Rolled(link uint32, word uint64)
-	// Emptied is told that a counter kept under a shape was set to nothing used.
-	// The shard is locked.
-	Emptied(link uint32, shape uint64)
+	// Emptied is told that what was spent until a moment was taken out of a counter
+	// kept under a shape: Policy.Forget. The shard is locked.
+	Emptied(link uint32, shape uint64, at ratelimit.Instant)
 	// Changed is told that a check applies another policy to a counter that is there,
 	// before it is converted. The shard is locked.
 	Changed(k ratelimit.Key)

@@ -53,6 +53,7 @@ type Store struct {
 	clock   ratelimit.Clock
 	peers   Peers
 	share   atomic.Uint64 // of every limit, held<<32 | of; 0: the whole
+	resets  resets
 
 	overflowMu   sync.Mutex                                  // as shard.mu
 	overflow     [ratelimit.NumBuckets]atomic.Pointer[table] // made when first needed
@@ -601,8 +602,12 @@ func (s *Store) seen(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instant
 	return state
 }
 
-// state reads a key's own counter in a policy's unit.
+// state reads a key's own counter in a policy's unit, into which it is converted if
+// it was kept in another.
 func (s *Store) state(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instant) ratelimit.State {
+	if p.Algorithm() == ratelimit.TokenBucket && p.Limit() == 0 { // it has no unit to count in
+		return p.Fresh(now)
+	}
 	sh := s.shard(k)
 	mu, r := &sh.mu, s.lookup(sh, k)
 	if r.sl == nil {
@@ -616,52 +621,28 @@ func (s *Store) state(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instan
 	state := ratelimit.State{Word: r.sl.word.Load(), Prev: r.prev.Load()}
 	shape := r.sl.shape.Load()
 	if state.Word>>32 == frozen || shape != p.Shape() || r.sl.word.Load()>>32 != state.Word>>32 {
-		mu.Lock() // changing just now: what is read under the lock is whole
+		mu.Lock() // changing just now, or to be changed: what is read under the lock is whole
 		if r.hi != overflowHi {
 			r = s.lookup(sh, k)
 		}
 		if r.sl == nil {
 			shape = 0
 		} else {
+			if shape = r.sl.shape.Load(); shape != 0 && shape != p.Shape() { // as the next spend would find it
+				if r.mark != nil {
+					s.peers.Changed(k)
+				}
+				s.settle(r, p, now)
+				shape = p.Shape()
+			}
 			state = ratelimit.State{Word: r.sl.word.Load(), Prev: r.prev.Load()}
-			shape = r.sl.shape.Load()
 		}
 		mu.Unlock()
 	}
-	switch {
-	case shape == 0:
+	if shape == 0 {
 		return p.Fresh(now)
-	case shape != p.Shape():
-		return p.Convert(shape, state, now)
 	}
 	return state
-}
-
-// Reset implements ratelimit.Store; it never fails. A counter that subjects
-// share is not reset: that would give all of them a fresh budget.
-func (s *Store) Reset(_ context.Context, now ratelimit.Instant, k ratelimit.Key) error {
-	sh := s.shard(k)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	r := s.lookup(sh, k)
-	if r.sl == nil {
-		return nil
-	}
-	r.prev.Store(0)
-	p := ratelimit.FromShape(r.sl.shape.Load())
-	for {
-		w := r.sl.word.Load()
-		clean := w >> 32 << 32
-		if p.Algorithm() == ratelimit.TokenBucket {
-			clean = uint64(max(now, 0))
-		}
-		if r.sl.word.CompareAndSwap(w, clean) {
-			if link, _ := r.load(); link != 0 {
-				s.peers.Emptied(link, r.sl.shape.Load())
-			}
-			return nil
-		}
-	}
 }
 
 func (s *Store) register(reg prometheus.Registerer) error {

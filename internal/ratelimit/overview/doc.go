@@ -1,6 +1,7 @@
 // Package overview answers at any node for the whole cluster what operators ask of
 // limits: what is decided and refused, how one budget is used, what the last hour
-// asked for; and it resets a counter on every node.
+// asked for; and it resets a counter on every node: the one place from which all are
+// asked to, with one moment, the reset's version.
 //
 // It decides nothing about requests. Each node tells what it knows itself; whoever is
 // asked calls the others at the same time, with a deadline, and adds up. A node that

@@ -25,12 +25,8 @@ type Network interface {
 	Call(ctx context.Context, to cluster.ID, t cluster.Topic, request []byte) ([]byte, error)
 }
 
-// patience is how long another node is waited for: of a reset longer, since a node
-// may ask others in turn.
-const (
-	patience      = time.Second
-	resetPatience = 3 * time.Second
-)
+// patience is how long another node is waited for.
+const patience = time.Second
 
 const (
 	// topOfNode is how many of the most refused a node tells of each bucket; of all of
@@ -90,6 +86,8 @@ type question struct {
 	// Of a budget.
 	Tenant  []byte `json:"tenant,omitempty"`
 	Channel []byte `json:"channel,omitempty"`
+	// At is the moment of a reset: the same for all nodes, since it is the reset's version.
+	At ratelimit.Instant `json:"at,omitempty"`
 }
 
 const (
@@ -147,7 +145,7 @@ func (o *Overview) answer(ctx context.Context, q question) (any, error) {
 	case opUsage:
 		return o.usage(ctx, b), nil
 	case opReset:
-		return o.reset(ctx, b), nil
+		return o.reset(ctx, b, q.At), nil
 	case opDemand:
 		return o.demand(b), nil
 	}
@@ -170,7 +168,7 @@ type From[T any] struct {
 
 // ask puts a question to this node and all others at the same time. This node comes first,
 // the others by their ids, and then the dead.
-func ask[T any](ctx context.Context, o *Overview, wait time.Duration, q question, own func() (T, error)) []From[T] {
+func ask[T any](ctx context.Context, o *Overview, q question, own func() (T, error)) []From[T] {
 	all := make([]From[T], 1)
 	all[0].Name = o.Name
 	var wg sync.WaitGroup
@@ -184,13 +182,13 @@ func ask[T any](ctx context.Context, o *Overview, wait time.Duration, q question
 				time.Now().Add(-d.Silent).UTC().Format(time.TimeOnly))})
 		}
 		all[0].ID = o.Network.ID().String()
-		ctx, cancel := context.WithTimeout(ctx, wait)
+		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		for i := range peers {
 			p, f := &peers[i], &all[i+1]
 			f.ID, f.Name, f.Peer, f.Err = p.ID.String(), p.Name, p, err
 			if err == nil {
-				wg.Go(func() { f.Err = o.call(ctx, p, wait, request, &f.Answer) })
+				wg.Go(func() { f.Err = o.call(ctx, p, request, &f.Answer) })
 			}
 		}
 	}
@@ -199,7 +197,7 @@ func ask[T any](ctx context.Context, o *Overview, wait time.Duration, q question
 	return all
 }
 
-func (o *Overview) call(ctx context.Context, to *cluster.Peer, wait time.Duration, request []byte, into any) error {
+func (o *Overview) call(ctx context.Context, to *cluster.Peer, request []byte, into any) error {
 	answer, err := o.Network.Call(ctx, to.ID, Topic, request)
 	if err == nil {
 		err = json.Unmarshal(answer, into)
@@ -208,7 +206,7 @@ func (o *Overview) call(ctx context.Context, to *cluster.Peer, wait time.Duratio
 	case err == nil:
 		return nil
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("did not answer within %d s", wait/time.Second)
+		return fmt.Errorf("did not answer within %d s", patience/time.Second)
 	case errors.Is(err, cluster.ErrUnreachable):
 		return errors.New("can't be reached from the node that was asked")
 	}
@@ -233,10 +231,11 @@ type Forgot struct {
 	Away bool `json:"away,omitempty"`
 }
 
-// reset forgets what was spent on a budget, as far as this node is concerned: whatever else fails,
+// reset forgets what was spent on a budget until a moment, as far as this node is concerned: whatever else fails,
 // a store forgets what it has in memory.
-func (o *Overview) reset(ctx context.Context, b Budget) Forgot {
-	err := o.Limiter.Reset(ctx, o.Limiter.Now(), b.Bucket, b.Key)
+func (o *Overview) reset(ctx context.Context, b Budget, at ratelimit.Instant) Forgot {
+	at = cmp.Or(at, o.Limiter.Now()) // a node of an earlier version does not tell
+	err := o.Limiter.Reset(ctx, at, b.Bucket, ratelimit.Item{Key: b.Key, Policy: o.Policy(b)})
 	if o.Login != nil {
 		o.Login.Forget(b.Key)
 	}
@@ -246,12 +245,13 @@ func (o *Overview) reset(ctx context.Context, b Budget) Forgot {
 	return Forgot{Away: err != nil}
 }
 
-// Reset forgets what was spent on a budget on every node. Repeating it is harmless. See [Overview.Kept] for
-// what the answers come to.
+// Reset forgets what was spent on a budget on every node; nobody else asks them. Those that do not answer take it in from
+// the others before what they have counted counts again, if the budget is counted over several nodes. Repeating it is
+// harmless. See [Overview.Kept] for what the answers come to.
 func (o *Overview) Reset(ctx context.Context, b Budget) []From[Forgot] {
-	ctx, cancel := context.WithTimeout(ctx, resetPatience)
-	defer cancel()
-	return ask(ctx, o, resetPatience, b.question(opReset), func() (Forgot, error) { return o.reset(ctx, b), nil })
+	q := b.question(opReset)
+	q.At = o.Limiter.Now()
+	return ask(ctx, o, q, func() (Forgot, error) { return o.reset(ctx, b, q.At), nil })
 }
 
 // Kept tells whether the count at Redis outlived a reset, since no node could ask there: what one of them has done is done
@@ -310,7 +310,7 @@ func (o *Overview) usage(ctx context.Context, b Budget) Use {
 
 // Usage is how much of a budget is used, on every node.
 func (o *Overview) Usage(ctx context.Context, b Budget) []From[Use] {
-	all := ask(ctx, o, patience, b.question(opUsage), func() (Use, error) { return o.usage(ctx, b), nil })
+	all := ask(ctx, o, b.question(opUsage), func() (Use, error) { return o.usage(ctx, b), nil })
 	for i := range all {
 		if all[i].Err == nil && all[i].Answer.Err != "" {
 			all[i].Err = errors.New(all[i].Answer.unknown()) // in our words: a node of an older version tells its own
@@ -353,7 +353,7 @@ func (o *Overview) Find(ctx context.Context, b ratelimit.Bucket, text string) (B
 }
 
 func (o *Overview) states(ctx context.Context) []From[State] {
-	return ask(ctx, o, patience, question{Op: opState}, func() (State, error) { return o.state(), nil })
+	return ask(ctx, o, question{Op: opState}, func() (State, error) { return o.state(), nil })
 }
 
 // demands are the busiest subjects of a bucket on one node.
@@ -383,7 +383,7 @@ func (o *Overview) Demand(ctx context.Context, b ratelimit.Bucket, tenant [16]by
 	at := Budget{Bucket: b, Name: ratelimit.Name{Tenant: tenant}}
 	nodes := []From[struct{}]{}
 	sums := map[ratelimit.Key]*ratelimit.Demand{}
-	for _, f := range ask(ctx, o, patience, at.question(opDemand), func() (demands, error) { return o.demand(at), nil }) {
+	for _, f := range ask(ctx, o, at.question(opDemand), func() (demands, error) { return o.demand(at), nil }) {
 		for _, d := range f.Answer.Subjects {
 			units, err := unpack(d.Units)
 			if err != nil {

@@ -391,6 +391,17 @@ func TestNoNegativeZero(t *testing.T) {
 			t.Errorf("%s: %s", d, text)
 		}
 	}
+
+	// A node of an earlier version does not tell the moment.
+	nodes[0].spend(t, "a", 2, true)
+	q := b.question(opReset)
+	request, err := json.Marshal(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nodes[0].Handler().Answer(t.Context(), 2, request); err != nil || nodes[0].Usage(t.Context(), b)[0].Answer.Used != 0 {
+		t.Errorf("asked without a moment: %v", err)
+	}
 }
 
 func TestDemandOfAllNodes(t *testing.T) {

@@ -83,7 +83,7 @@ func (s *Store) copyDirty() {
 	s.dirty = make(map[ratelimit.Key]struct{}, len(dirty))
 	s.dirtyMu.Unlock()
 	ring, self := s.ring(), s.network.ID()
-	out := outbox{s: s}
+	out := outbox{s: s, now: s.clock.Now()}
 	for k := range dirty {
 		c, ok := s.counts.Counter(k)
 		if !ok {
@@ -103,7 +103,16 @@ func (s *Store) copyDirty() {
 // gone, to the nodes that own and copy them now.
 func (s *Store) handOver(was, is ring) {
 	self, now := s.network.ID(), s.clock.Now()
-	out := outbox{s: s}
+	out := outbox{s: s, now: now}
+	if resets := s.counts.Resets(now); len(resets) > 0 { // a node that could not be heard has not heard of them
+		for _, id := range is {
+			if !slices.Contains(was, id) {
+				for _, r := range resets {
+					out.reset(id, r)
+				}
+			}
+		}
+	}
 	for part := 0; s.counts.Walk(part, func(c local.Counter) {
 		state, shape := c.Load()
 		if shape == 0 || ratelimit.Over(shape, state.Word, now) {
@@ -125,6 +134,7 @@ func (s *Store) handOver(was, is ring) {
 // outbox gathers copies by the node they go to.
 type outbox struct {
 	s    *Store
+	now  ratelimit.Instant
 	bufs map[cluster.ID][]byte
 }
 
@@ -136,18 +146,41 @@ func (o *outbox) add(to cluster.ID, c local.Counter) {
 	if shape == 0 || !ratelimit.ValidShape(shape) {
 		return
 	}
+	b := o.s.appendState(o.buf(to), c.Key(), shape, state, o.now)
+	o.put(to, b)
+}
+
+// reset tells a node of a reset.
+func (o *outbox) reset(to cluster.ID, r local.Reset) {
+	if to != o.s.network.ID() {
+		o.put(to, appendReset(o.buf(to), r))
+	}
+}
+
+func (o *outbox) buf(to cluster.ID) []byte {
+	if b := o.bufs[to]; b != nil {
+		return b
+	}
+	return []byte{wireVersion}
+}
+
+func (o *outbox) put(to cluster.ID, b []byte) {
 	if o.bufs == nil {
 		o.bufs = map[cluster.ID][]byte{}
 	}
-	b := o.bufs[to]
-	if b == nil {
-		b = []byte{wireVersion}
-	}
-	if b = appendCopy(b, c.Key(), shape, state); len(b) >= maxCopies*copyLen {
+	if len(b) >= maxCopies*copyLen {
 		o.post(to, b)
 		b = nil
 	}
 	o.bufs[to] = b
+}
+
+// appendState adds the copy of a counter, and the last reset of its key before it: a version of which it is a state.
+func (s *Store) appendState(b []byte, k ratelimit.Key, shape uint64, state ratelimit.State, now ratelimit.Instant) []byte {
+	if r := s.counts.ResetOf(k, now); r != (local.Reset{}) {
+		b = appendReset(b, r)
+	}
+	return appendCopy(b, k, shape, state)
 }
 
 func (o *outbox) send() {
@@ -169,24 +202,35 @@ func (o *outbox) post(to cluster.ID, b []byte) {
 // receive takes copies in. A key that this node owns by now keeps the greater use:
 // it may have been spent on here already.
 func (s *Store) receive(from cluster.ID, b []byte) {
-	if err := s.takeIn(b, false); err != nil {
+	if err := s.takeIn(from, b, false); err != nil {
 		s.m.malformed.Inc()
 	} else if len(b) == 1 {
 		s.joins.got(from)
 	}
 }
 
-// takeIn reads copies; all tells that they are of every key that the sender has.
-func (s *Store) takeIn(b []byte, all bool) error {
+// takeIn reads copies; all tells that they are of every key that the sender has. One
+// whose sender has not heard of the key's last reset holds only what was spent in windows after it.
+func (s *Store) takeIn(from cluster.ID, b []byte, all bool) error {
 	r := reader{b: b}
 	if r.byte() != wireVersion || len(r.b)%copyLen != 0 {
 		return errMalformed
 	}
 	ring, self, now := s.ring(), s.network.ID(), s.clock.Now()
 	shapes := map[uint64]*ratelimit.Policy{}
+	var told local.Reset // the last one in the message
+	answer := outbox{s: s, now: now}
+	defer answer.send()
 	for len(r.b) > 0 {
 		k, shape := r.key(), r.fixed(8)
 		state := ratelimit.State{Word: r.fixed(8), Prev: uint32(r.fixed(4))}
+		if shape == resetMark {
+			if told = resetOf(k, state); !told.Valid() {
+				return errMalformed
+			}
+			s.takeReset(told, now)
+			continue
+		}
 		p := shapes[shape]
 		if p == nil {
 			if !ratelimit.ValidShape(shape) {
@@ -200,10 +244,15 @@ func (s *Store) takeIn(b []byte, all bool) error {
 			return errMalformed
 		}
 		owner, next := ring.first(k)
+		greater := all || owner == self
+		if reset := s.counts.ResetOf(k, now); reset.At > 0 && (told.Key != k || told.At < reset.At) {
+			answer.reset(from, reset)
+			state, greater = p.Forget(state, reset.At, now), true
+		}
 		if ratelimit.Over(shape, state.Word, now) || all && owner != self && next != self {
 			continue
 		}
-		if !s.counts.Put(k, p, state, all || owner == self, now) {
+		if !s.counts.Put(k, p, state, greater, now) {
 			s.m.dropped.Inc()
 		}
 	}
@@ -214,13 +263,16 @@ func (s *Store) takeIn(b []byte, all bool) error {
 func (s *Store) state(send func(piece []byte) error) error {
 	now := s.clock.Now()
 	b := []byte{wireVersion}
+	for _, r := range s.counts.Resets(now) { // of keys, too, of which nothing is known
+		b = appendReset(b, r)
+	}
 	var err error
 	for part := 0; err == nil && s.counts.Walk(part, func(c local.Counter) {
 		state, shape := c.Load()
 		if err != nil || shape == 0 || !ratelimit.ValidShape(shape) || ratelimit.Over(shape, state.Word, now) {
 			return
 		}
-		if b = appendCopy(b, c.Key(), shape, state); len(b) >= maxCopies*copyLen {
+		if b = s.appendState(b, c.Key(), shape, state, now); len(b) >= maxCopies*copyLen {
 			err = send(b)
 			b = []byte{wireVersion}
 		}
@@ -245,7 +297,7 @@ func (s *Store) Sync(ctx context.Context) error {
 			continue
 		}
 		wg.Go(func() {
-			err := s.network.Fetch(ctx, p.ID, Topic, func(piece []byte) error { return s.takeIn(piece, true) })
+			err := s.network.Fetch(ctx, p.ID, Topic, func(piece []byte) error { return s.takeIn(p.ID, piece, true) })
 			if err != nil {
 				errs[i] = fmt.Errorf("ratelimit/owner: counters of %v: %w", p.ID, err)
 			}

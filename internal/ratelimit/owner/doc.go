@@ -18,8 +18,9 @@
 // guards a credential, the node decides by itself with the limit
 // divided by the live nodes, rounded up, counts that by reason and says so in one
 // line at the start and one at the end. No check fails, and none is admitted
-// without being counted: a guard of credentials does not open. Peek and Reset
-// return an error then.
+// without being counted: a guard of credentials does not open. Peek returns an error
+// then. A reset is taken in at each node by itself; a node that missed it hears of it
+// when it is on the ring again, and its copies of before it are not believed.
 //
 // Test it with ratelimittest.Run over nodes in memory (every call asks another
 // node), time by testing/synctest, the formats with -fuzz.

@@ -300,7 +300,7 @@ func (s *Store) ask(ctx context.Context, by target, o op) (result, error) {
 
 func (s *Store) patienceFor(items []ratelimit.Item) time.Duration {
 	for _, it := range items {
-		if it.Policy != nil && it.Policy.Bucket().Info().Guard { // nil: a reset
+		if it.Policy.Bucket().Info().Guard {
 			return max(s.patience, guardDeadline)
 		}
 	}
@@ -341,7 +341,7 @@ func (s *Store) call(ctx context.Context, to cluster.ID, qs []*question) {
 // own does an op on the keys of this node.
 func (s *Store) own(ctx context.Context, o *op) result {
 	res := exec(ctx, s.counts, o)
-	if o.kind == opRefund || o.kind == opReset || res.allowed && (o.kind == opTake || o.kind == opReserve) {
+	if o.kind == opRefund || res.allowed && (o.kind == opTake || o.kind == opReserve) {
 		for _, it := range o.items {
 			s.stale(it.Key)
 		}
@@ -363,8 +363,6 @@ func exec(ctx context.Context, counts *local.Store, o *op) result {
 		for _, it := range o.items {
 			counts.Refund(ctx, ratelimit.Booking{At: o.now}, it)
 		}
-	case opReset:
-		_ = counts.Reset(ctx, o.now, o.items[0].Key) // never fails
 	case opPeek:
 		u, _ := counts.Peek(ctx, o.now, o.items[0]) // never fails
 		d = ratelimit.Decision{At: o.now, Remaining: u.Used, WaitMs: u.WaitMs}
@@ -413,14 +411,18 @@ func (s *Store) Peek(ctx context.Context, now ratelimit.Instant, it ratelimit.It
 	return ratelimit.Usage{Policy: p, Used: res.remaining, Remaining: p.Quota() - min(p.Quota(), res.remaining), WaitMs: res.waitMs}, nil
 }
 
-// Reset implements ratelimit.Store. The error is of a key whose owner can't be asked.
-func (s *Store) Reset(ctx context.Context, now ratelimit.Instant, k ratelimit.Key) error {
-	_ = s.alone.Reset(ctx, now, k) // never fails
-	by := s.route(k)
-	if _, err := s.ask(ctx, by, op{kind: opReset, now: now, items: []ratelimit.Item{{Key: k}}}); err != nil {
-		return fmt.Errorf("ratelimit/owner: ask %v: %w", by.to, err)
-	}
+// Reset implements ratelimit.Store; it never fails. Owner, copy and share are all reset, each at its node.
+func (s *Store) Reset(_ context.Context, now ratelimit.Instant, it ratelimit.Item) error {
+	s.takeReset(s.counts.NewReset(now, it), now)
 	return nil
+}
+
+// takeReset forgets what was spent until a reset, whoever counted it here.
+func (s *Store) takeReset(r local.Reset, now ratelimit.Instant) {
+	if s.counts.TakeReset(r, now) {
+		s.alone.TakeReset(r, now)
+		s.stale(r.Key)
+	}
 }
 
 // answer does for others what they ask of the keys of this node. Who is asked

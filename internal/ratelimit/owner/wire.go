@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"converger/internal/ratelimit"
+	"converger/internal/ratelimit/local"
 )
 
 // The format of what nodes ask each other, version 1. Numbers are little-endian
@@ -15,20 +16,23 @@ import (
 //
 //	request = version op*
 //	op      = kind, with lastBit or without, now(8, Unix ns) wait(uvarint, ms; reserve only) n(uvarint) item*
-//	item    = key(16) cost(uvarint) [policy, unless it is a reset]
+//	item    = key(16) cost(uvarint) policy
 //	policy  = bucket algorithm limit(uvarint) scale(uvarint, ms) burst(uvarint)
 //	answer  = version result*
 //	result  = flags item remaining(uvarint) wait(uvarint) at(varint, less now of the op)
-//	copies  = version copy*, a message: copy = key(16) shape(8) word(8) prev(4)
+//	copies  = version (copy | reset)*, a message: copy = key(16) shape(8) word(8) prev(4)
+//	reset   = key(16) resetMark(8) at(8, Unix ns) life(4, ms)
 //
-// A peek answers what is used in place of what remains. Copies without a copy tell
-// a node that has joined that all keys of the sender's that are now its own were sent.
+// A peek answers what is used in place of what remains. The copy of a key that was reset
+// comes behind the reset. Copies without a copy tell a node that has joined that all keys
+// of the sender's that are now its own were sent.
 const (
 	wireVersion = 1
 	maxOps      = 1024
 	maxItems    = 32
 	maxCopies   = 8192 // of a message
 	copyLen     = 16 + 8 + 8 + 4
+	resetMark   = 1<<64 - 1 // no shape
 )
 
 type kind byte
@@ -39,7 +43,6 @@ const (
 	opRefund              // now is the At of the decision
 	opReserve             // one item
 	opPeek                // one item
-	opReset               // one item, without a policy
 	numKinds
 )
 
@@ -80,9 +83,6 @@ func appendOp(b []byte, o *op) []byte {
 		b = binary.LittleEndian.AppendUint64(b, it.Key.Hi)
 		b = binary.LittleEndian.AppendUint64(b, it.Key.Lo)
 		b = binary.AppendUvarint(b, uint64(it.Cost))
-		if o.kind == opReset {
-			continue
-		}
 		r := it.Policy.Rule()
 		b = append(b, byte(it.Policy.Bucket()), byte(r.Algorithm))
 		b = binary.AppendUvarint(b, uint64(r.Limit))
@@ -159,18 +159,16 @@ func (r *reader) op(o *op, policies *policies) error {
 	}
 	for range n {
 		it := ratelimit.Item{Key: r.key(), Cost: uint32(r.uvarint(math.MaxUint32))}
-		if o.kind != opReset {
-			id := policyID{bucket: ratelimit.Bucket(r.byte()), rule: ratelimit.Rule{
-				Algorithm: ratelimit.Algorithm(r.byte()),
-				Limit:     int64(r.uvarint(math.MaxInt64)),
-				Scale:     time.Duration(r.uvarint(uint64(ratelimit.MaxScale.Milliseconds()))) * time.Millisecond,
-				Burst:     int64(r.uvarint(math.MaxInt64)),
-			}}
-			if !r.bad {
-				it.Policy = policies.get(id)
-			}
+		id := policyID{bucket: ratelimit.Bucket(r.byte()), rule: ratelimit.Rule{
+			Algorithm: ratelimit.Algorithm(r.byte()),
+			Limit:     int64(r.uvarint(math.MaxInt64)),
+			Scale:     time.Duration(r.uvarint(uint64(ratelimit.MaxScale.Milliseconds()))) * time.Millisecond,
+			Burst:     int64(r.uvarint(math.MaxInt64)),
+		}}
+		if !r.bad {
+			it.Policy = policies.get(id)
 		}
-		if r.bad || it.Key.Hi < 2 || it.Policy == nil && o.kind != opReset {
+		if r.bad || it.Key.Hi < 2 || it.Policy == nil {
 			return errMalformed
 		}
 		o.items = append(o.items, it)
@@ -221,6 +219,17 @@ func (p *policies) get(id policyID) *ratelimit.Policy {
 	}
 	p.m[id] = q
 	return q
+}
+
+func appendReset(b []byte, r local.Reset) []byte {
+	life := min((r.Until-r.At+1e6-1)/1e6, math.MaxUint32)
+	return appendCopy(b, r.Key, resetMark, ratelimit.State{Word: uint64(r.At), Prev: uint32(life)})
+}
+
+// resetOf is the inverse of appendReset.
+func resetOf(k ratelimit.Key, s ratelimit.State) local.Reset {
+	at := ratelimit.Instant(s.Word)
+	return local.Reset{Key: k, At: at, Until: at + ratelimit.Instant(s.Prev)*1e6}
 }
 
 func appendCopy(b []byte, k ratelimit.Key, shape uint64, s ratelimit.State) []byte {

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"converger/internal/ratelimit"
+	"converger/internal/ratelimit/local"
 )
 
 func ops(tb testing.TB) []op {
@@ -18,7 +19,6 @@ func ops(tb testing.TB) []op {
 		{kind: opRefund, now: begin + 2, items: []ratelimit.Item{{Key: key(3), Policy: p}}},
 		{kind: opReserve, now: begin, wait: 1500 * time.Millisecond, items: []ratelimit.Item{{Key: key(3), Policy: p}}},
 		{kind: opPeek, now: begin, items: []ratelimit.Item{{Key: key(3), Policy: p}}},
-		{kind: opReset, now: begin, items: []ratelimit.Item{{Key: key(3)}}},
 	}
 }
 
@@ -84,11 +84,12 @@ func FuzzAnswer(f *testing.F) {
 func FuzzCopies(f *testing.F) {
 	p := newPolicy(f, ratelimit.ActivityCreate, ratelimit.Rule{Limit: 1000, Scale: time.Second})
 	win, _ := p.Window(begin)
+	f.Add(appendReset([]byte{wireVersion}, local.Reset{Key: key(1), At: begin, Until: begin.Add(time.Hour)}))
 	f.Add(appendCopy([]byte{wireVersion}, key(1), p.Shape(), ratelimit.State{Word: uint64(win)<<32 | 5, Prev: 7}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		n := newMesh(t, 2, Config{MaxKeys: 1000}).nodes[0]
 		for _, all := range []bool{false, true} {
-			_ = n.takeIn(b, all)
+			_ = n.takeIn(1000, b, all)
 		}
 		it := ratelimit.Item{Key: key(1), Policy: p}
 		n.Take(t.Context(), begin, it)

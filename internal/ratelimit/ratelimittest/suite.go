@@ -35,6 +35,7 @@ func Run(t *testing.T, newStore func(*testing.T) ratelimit.Store) {
 		{"reserve", (*suite).reserve},
 		{"a change of limit keeps past use", (*suite).changeLimit},
 		{"a change of scale or algorithm starts from the use", (*suite).changeShape},
+		{"a look-up says what a check finds", (*suite).lookUp},
 		{"a clock that steps back", (*suite).stepBack},
 		{"peek and reset", (*suite).peekAndReset},
 	}
@@ -529,6 +530,38 @@ func (s *suite) changeShape(from ratelimit.Algorithm) {
 	}
 }
 
+// lookUp changes the policy, and looks before anybody asks: at once, while the old window runs, and after it.
+func (s *suite) lookUp(from ratelimit.Algorithm) {
+	n := 0
+	for _, to := range algorithms {
+		for _, scale := range []time.Duration{time.Second, 20 * time.Second, time.Minute} {
+			for _, wait := range []time.Duration{0, 300 * time.Millisecond, 7 * time.Second, 25 * time.Second, 2 * time.Minute} {
+				n++
+				it := s.item(s.policy(ratelimit.Rule{Limit: 50, Scale: 20 * time.Second, Algorithm: from}), n)
+				s.want(20, it, 20, start)
+				it.Policy = s.policy(ratelimit.Rule{Limit: 40, Scale: scale, Algorithm: to})
+				now := start.Add(wait)
+				used := s.used(it, now)
+				if wait == 0 && used != 20 {
+					s.Errorf("%v to %v in %v: %d used, want 20", from, to, scale, used)
+				}
+				// From the look on the new policy holds: a token bucket refills.
+				refill := scale / 8 // five tokens
+				if to == ratelimit.TokenBucket && used >= 5 {
+					now = now.Add(refill)
+					if got := s.used(it, now); got != used-5 {
+						s.Errorf("%v to %v in %v, %v later: %d used when five of %d have refilled", from, to, scale, wait, got, used)
+					}
+					used -= 5
+				}
+				if d := s.take(it, now); !d.Allowed || d.Remaining != 40-used-1 {
+					s.Errorf("%v to %v in %v, %v later: %d used, and a check finds %+v", from, to, scale, wait, used, d)
+				}
+			}
+		}
+	}
+}
+
 func (s *suite) stepBack(a ratelimit.Algorithm) {
 	for n, step := range []time.Duration{time.Millisecond, 900 * time.Millisecond, 5 * time.Second, time.Hour, 24 * time.Hour} {
 		it := s.item(s.policy(ratelimit.Rule{Limit: 10, Scale: time.Second, Algorithm: a}), n)
@@ -559,12 +592,12 @@ func (s *suite) peekAndReset(a ratelimit.Algorithm) {
 	if err != nil || u.Used != 10 || u.Remaining != 0 || u.WaitMs != 1000 || u.Policy != p {
 		s.Errorf("Peek: %+v, %v", u, err)
 	}
-	if err := s.store.Reset(s.Context(), start, it.Key); err != nil {
+	if err := s.store.Reset(s.Context(), start, it); err != nil {
 		s.Fatal(err)
 	}
 	s.want(10, it, 20, start)
 	s.want(0, other, 20, start)
-	if err := s.store.Reset(s.Context(), start, s.item(p, 3).Key); err != nil {
+	if err := s.store.Reset(s.Context(), start, s.item(p, 3)); err != nil {
 		s.Errorf("Reset of an unknown key: %v", err)
 	}
 }

@@ -8,6 +8,7 @@ if not test then
   now_s, now_ns = tonumber(t[1]), tonumber(t[2]) * 1000
 end
 local now_ms = now_s * 1000 + math.floor(now_ns / 1e6)
+local now_us = now_s * 1e6 + math.floor(now_ns / 1e3)
 
 -- The quotient and the remainder of a*b by c, exact for a < 2^53, b < 2^31, c < 2^47: bit by bit where a*b is not.
 local function muldiv(a, b, c)
@@ -50,32 +51,42 @@ end
 local function load()
   local v = redis.call('GET', KEYS[1])
   if not v then return nil end
-  local algorithm, scale, rate, x, y, z, born, restored =
-    string.match(v, '^%S+ (%S+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+  local algorithm, scale, rate, x, y, z, born, restored, reset =
+    string.match(v, '^%S+ (%S+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ?(%d*)$')
   if not algorithm then return nil end
   return {
     bucket = string.match(v, '^%S+'), algorithm = algorithm, scale = tonumber(scale), rate = tonumber(rate),
     x = tonumber(x), y = tonumber(y), z = tonumber(z), born = tonumber(born), restored = tonumber(restored),
+    reset = tonumber(reset) or 0,
   }
+end
+
+-- How many milliseconds a state matters.
+local function lasts(s)
+  if s.algorithm == 'token_bucket' then return math.ceil(debt_of(s) / 1e6) end
+  local windows = s.algorithm == 'sliding_window' and 2 or 1
+  return (s.x + windows) * s.scale - now_ms
+end
+
+-- Whether a state began by a reset, and nodes may still know of what was spent before.
+local function was_reset(s)
+  return s.reset > now_us
 end
 
 -- Value and lifetime are set in one: a key lives until there is nothing left to remember.
 local function save(s)
-  local ms
-  if s.algorithm == 'token_bucket' then
-    ms = math.ceil(debt_of(s) / 1e6)
-  elseif s.algorithm == 'sliding_window' then
-    ms = (s.x + 2) * s.scale - now_ms
-  else
-    ms = (s.x + 1) * s.scale - now_ms
+  local ms, value = lasts(s), string.format('%s %s %.0f %.0f %.0f %.0f %.0f %.0f %.0f',
+    s.bucket, s.algorithm, s.scale, s.rate, s.x, s.y, s.z, s.born, s.restored)
+  if was_reset(s) then
+    ms = math.max(ms, math.ceil((s.reset - now_us) / 1e3))
+    value = value .. string.format(' %.0f', s.reset)
   end
   if ms <= 0 then
     redis.call('DEL', KEYS[1])
     return
   end
   if test then ms = 3600000 end -- the time of a test has nothing to do with the server's
-  redis.call('SET', KEYS[1], string.format('%s %s %.0f %.0f %.0f %.0f %.0f %.0f %.0f',
-    s.bucket, s.algorithm, s.scale, s.rate, s.x, s.y, s.z, s.born, s.restored), 'PX', string.format('%.0f', ms))
+  redis.call('SET', KEYS[1], value, 'PX', string.format('%.0f', ms))
 end
 
 -- The present use of a state under the shape in which it was kept.
@@ -107,7 +118,7 @@ local function current(bucket, algorithm, scale, rate, burst)
   local used = s and use(s) or 0
   local fresh = {
     bucket = bucket, algorithm = algorithm, scale = scale, rate = rate,
-    x = now_s, y = now_ns, z = 0, born = s and s.born or now_s * 1e6 + math.floor(now_ns / 1e3), restored = 0,
+    x = now_s, y = now_ns, z = 0, born = s and s.born or now_us, restored = 0, reset = s and s.reset or 0,
   }
   if algorithm == 'token_bucket' then
     set_debt(fresh, (muldiv(scale * 1e6, math.min(used, burst), rate)))

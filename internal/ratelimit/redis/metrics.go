@@ -151,7 +151,15 @@ func (s *Store) register(reg prometheus.Registerer) error {
 		}, func() float64 { return float64(s.shadow.keys()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "converger_rate_limit_keys_max", Help: "The bound on converger_rate_limit_keys.", ConstLabels: labels,
-		}, func() float64 { return float64(s.shadow.most * shadowShards) }),
+		}, func() float64 { return float64(s.shadow.bound()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "converger_rate_limit_overflow", Help: "1 while subjects without room share counters, and for ten seconds after.", ConstLabels: labels,
+		}, func() float64 {
+			if s.shadow.overflowing(s.serverTime(s.clock.Now())) {
+				return 1
+			}
+			return 0
+		}),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "converger_rate_limit_overflow_total", Help: "Checks that were decided by a shared counter.", ConstLabels: labels,
 		}, func() float64 { return float64(s.shadow.overflowed.Load()) }),

@@ -42,6 +42,11 @@ func TestSeries(t *testing.T) {
 			t.Errorf("no series %s in %v", name, got)
 		}
 	}
+	for _, name := range []string{"keys", "keys_max", "overflow", "overflow_total"} {
+		if got["converger_rate_limit_"+name] != 1 {
+			t.Errorf("no series %s in %v", name, got)
+		}
+	}
 	if got["converger_rate_limit_fallbacks_total"] != len(reasons) {
 		t.Errorf("fallbacks: %v", got)
 	}

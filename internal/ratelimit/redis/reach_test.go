@@ -30,7 +30,7 @@ func counts(t *testing.T, url string) {
 		t.Fatal(err)
 	}
 	it := ratelimit.Item{Key: ratelimit.Key{Hi: 9, Lo: 9}, Policy: rule(t, 3, ratelimit.SlidingWindow)}
-	if err := a.Reset(t.Context(), a.clock.Now(), it.Key); err != nil { // another store may have counted before
+	if err := a.Reset(t.Context(), a.clock.Now(), it); err != nil { // another store may have counted before
 		t.Fatal(err)
 	}
 	for n, s := range []*Store{a, b, a, b} {
@@ -38,7 +38,7 @@ func counts(t *testing.T, url string) {
 			t.Errorf("request %d: %+v", n+1, d)
 		}
 	}
-	if err := b.Reset(t.Context(), b.clock.Now(), it.Key); err != nil {
+	if err := b.Reset(t.Context(), b.clock.Now(), it); err != nil {
 		t.Fatal(err)
 	}
 	if d := a.Take(t.Context(), a.clock.Now(), it); !d.Allowed || d.Remaining != 2 {

@@ -22,6 +22,9 @@ var tokens string
 //go:embed refund.lua
 var refund string
 
+//go:embed reset.lua
+var reset string
+
 //go:embed nodes.lua
 var nodes string
 
@@ -34,6 +37,7 @@ var (
 		ratelimit.TokenBucket:   goredis.NewScript(common + tokens),
 	}
 	refundScript = goredis.NewScript(common + refund)
+	resetScript  = goredis.NewScript(common + reset)
 	nodesScript  = goredis.NewScript(nodes)
 )
 

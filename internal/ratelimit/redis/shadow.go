@@ -15,14 +15,18 @@ const (
 	purgeEvery = ratelimit.Instant(250 * time.Millisecond)
 	// overflowLen is the number of entries that the subjects of a bucket share when there is no room for more.
 	overflowLen = 1024
+	// overflowShown is how long operators are shown that it came to that.
+	overflowShown = ratelimit.Instant(10 * time.Second)
 )
 
 // shadow is what this node knows of the budgets that it asks Redis for: enough to decide alone when Redis is away, and
 // to tell Redis afterwards. It is safe for concurrent use; a lock is shared by a 64th of the keys and held for no I/O.
 type shadow struct {
-	shards     [shadowShards]shadowShard
-	most       int // entries of a shard
-	overflowed atomic.Uint64
+	shards [shadowShards]shadowShard
+	most   int // entries of a shard
+	// checks that an entry decided which subjects share, and when subjects last had to
+	overflowed   atomic.Uint64
+	overflowedAt atomic.Int64
 }
 
 type shadowShard struct {
@@ -43,10 +47,11 @@ type entry struct {
 	// owed is what was admitted without Redis and not yet told: of windows by window, of token buckets a number of
 	// tokens, which only says that mine has to be told.
 	owed     ratelimit.State
-	born     int64  // the birth of the key at Redis, as heard
-	failures uint32 // of the store, when the call began whose answer was heard last
-	settling bool   // a call is on its way that tells what was owed; until it is answered nobody else asks Redis
-	shared   bool   // by subjects that found no room; Redis is not told what they owe
+	since    ratelimit.Instant // of the first admission that is owed, by Redis' clock
+	born     int64             // the birth of the key at Redis, as heard, Unix µs
+	failures uint32            // of the store, when the call began whose answer was heard last
+	settling bool              // a call is on its way that tells what was owed; until it is answered nobody else asks Redis
+	shared   bool              // by subjects that found no room; Redis is not told what they owe
 }
 
 func newShadow(maxKeys int) *shadow {
@@ -68,6 +73,14 @@ func (s *shadow) keys() int {
 	return n
 }
 
+// bound is the greatest number of entries, those apart that subjects share.
+func (s *shadow) bound() int { return s.most * shadowShards }
+
+// overflowing tells whether subjects without room shared entries within the last ten seconds.
+func (s *shadow) overflowing(now ratelimit.Instant) bool {
+	return now-ratelimit.Instant(s.overflowedAt.Load()) < overflowShown
+}
+
 // hold returns a budget's entry with its shard locked, in the policy's shape and present window. A budget without an
 // entry gets one; if there is no room for it, one that subjects share. The caller unlocks.
 func (s *shadow) hold(it ratelimit.Item, now ratelimit.Instant) (*entry, *shadowShard) {
@@ -78,7 +91,7 @@ func (s *shadow) hold(it ratelimit.Item, now ratelimit.Instant) (*entry, *shadow
 	shared := e == nil && !sh.room(s.most, now)
 	if shared {
 		sh.mu.Unlock()
-		s.overflowed.Add(1)
+		s.overflowedAt.Store(int64(now))
 		k = ratelimit.Key{Hi: uint64(it.Policy.Bucket()), Lo: k.Lo % overflowLen}
 		sh = &s.shards[k.Lo%shadowShards]
 		sh.mu.Lock()
@@ -247,14 +260,22 @@ func (s *shadow) look(it ratelimit.Item, now ratelimit.Instant, nodes int) ratel
 func (s *shadow) spend(it ratelimit.Item, now ratelimit.Instant, ahead int64, nodes int, owe bool) ratelimit.Decision {
 	e, sh := s.hold(it, now)
 	defer sh.mu.Unlock()
+	if e.shared {
+		s.overflowed.Add(1)
+	}
 	state, d := e.decide(it.Spend(), now, ahead, nodes)
 	if e.mine = state; d.Allowed && owe {
-		e.owe(it.Spend())
+		e.owe(it.Spend(), now)
 	}
 	return d
 }
 
-func (e *entry) owe(cost uint32) {
+func (e *entry) owes() bool { return count(e.owed)|e.owed.Prev != 0 }
+
+func (e *entry) owe(cost uint32, now ratelimit.Instant) {
+	if !e.owes() {
+		e.since = now
+	}
 	switch {
 	case e.shared:
 	case e.policy.Algorithm() == ratelimit.TokenBucket:
@@ -269,7 +290,7 @@ func (e *entry) owe(cost uint32) {
 func (s *shadow) owe(it ratelimit.Item, now ratelimit.Instant) {
 	e, sh := s.hold(it, now)
 	defer sh.mu.Unlock()
-	e.owe(it.Spend())
+	e.owe(it.Spend(), now)
 }
 
 // booked is where a spend was booked, besides in this node's share.
@@ -341,6 +362,7 @@ type claim struct {
 	heard    ratelimit.State
 	mine     ratelimit.State // token bucket: what to raise the state to, if tokens are owed
 	owed     ratelimit.State // windows: the call takes it over
+	since    ratelimit.Instant
 }
 
 // claim prepares a call. It reports false while another one brings what is owed.
@@ -354,7 +376,7 @@ func (s *shadow) claim(it ratelimit.Item, now ratelimit.Instant, failures uint32
 	if e.settling {
 		return c, false
 	}
-	owes := count(e.owed)|e.owed.Prev != 0
+	owes := e.owes()
 	if e.failures == failures && !owes {
 		return c, true
 	}
@@ -362,6 +384,7 @@ func (s *shadow) claim(it ratelimit.Item, now ratelimit.Instant, failures uint32
 	if !owes {
 		return c, true
 	}
+	c.since = e.since
 	if it.Policy.Algorithm() == ratelimit.TokenBucket {
 		c.mine = e.mine
 	}
@@ -372,9 +395,10 @@ func (s *shadow) claim(it ratelimit.Item, now ratelimit.Instant, failures uint32
 // args are the arguments of a script that tell a claim.
 func (c *claim) args(p *ratelimit.Policy) []any {
 	if p.Algorithm() != ratelimit.TokenBucket {
-		return []any{c.born, tag(c.heard), count(c.heard), c.heard.Prev, tag(c.owed), count(c.owed), c.owed.Prev}
+		return []any{c.born, tag(c.heard), count(c.heard), c.heard.Prev, tag(c.owed), count(c.owed), c.owed.Prev, int64(c.since) / 1e3}
 	}
-	return []any{c.born, c.heard.Word / 1e9, c.heard.Word % 1e9, c.mine.Word / 1e9, c.mine.Word % 1e9}
+	owed := p.TokenTime(uint32(min(c.owed.Word, uint64(p.Quota()))))
+	return []any{c.born, c.heard.Word / 1e9, c.heard.Word % 1e9, c.mine.Word / 1e9, c.mine.Word % 1e9, int64(c.since) / 1e3, owed}
 }
 
 // release ends a claim whose call was not answered, or told nothing.
@@ -387,7 +411,7 @@ func (s *shadow) release(it ratelimit.Item, now ratelimit.Instant, c *claim) {
 		return
 	}
 	defer sh.mu.Unlock()
-	e.settling = false
+	e.settling, e.since = false, c.since
 	if it.Policy.Algorithm() == ratelimit.TokenBucket {
 		e.owed.Word += c.owed.Word
 		return
@@ -407,6 +431,9 @@ func (s *shadow) note(it ratelimit.Item, r reply, spent uint32, nodes int, c *cl
 		return
 	}
 	p := it.Policy
+	if r.reset && e.born < r.born { // heard of only now: what was admitted before is no longer used
+		e.mine = p.Fresh(r.now)
+	}
 	if p.Algorithm() == ratelimit.TokenBucket {
 		if spent > 0 {
 			need := needed(p, spent, nodes)
@@ -442,7 +469,7 @@ func (s *shadow) unsettled(shard int, now ratelimit.Instant, failures uint32, al
 	defer sh.mu.Unlock()
 	var items []ratelimit.Item
 	for k, e := range sh.entries {
-		owes := count(e.owed)|e.owed.Prev != 0
+		owes := e.owes()
 		switch {
 		case e.shared || e.settling:
 		case !owes && e.over(now):

@@ -36,8 +36,8 @@ func (a alone) Peek(_ context.Context, now ratelimit.Instant, it ratelimit.Item)
 	return u, nil
 }
 
-func (a alone) Reset(_ context.Context, _ ratelimit.Instant, k ratelimit.Key) error {
-	a.shadow.forget(k)
+func (a alone) Reset(_ context.Context, _ ratelimit.Instant, it ratelimit.Item) error {
+	a.shadow.forget(it.Key)
 	return nil
 }
 
@@ -219,4 +219,29 @@ func TestShadowDropsWhatHasEnded(t *testing.T) {
 	if walk(begin.Add(2 * time.Hour)); s.keys() != 1 {
 		t.Errorf("%d entries long after it, want that of the debt", s.keys())
 	}
+}
+
+// A full shadow says so, as a full store does: at once, and for ten seconds after.
+func TestOverflowIsTold(t *testing.T) {
+	t.Parallel()
+	a := newAlone(t, shadowShards, 1)
+	p := testPolicy(t, 10, ratelimit.FixedWindow)
+	tells := func(now ratelimit.Instant, keys int, overflowing bool) {
+		t.Helper()
+		if st := a.States(now)[0]; st.Keys < keys || st.MaxKeys != shadowShards || st.Overflowing != overflowing {
+			t.Errorf("%+v", st)
+		}
+	}
+	tells(begin, 0, false)
+	a.Take(t.Context(), begin, ratelimit.Item{Key: ratelimit.Key{Hi: 7}, Policy: p})
+	tells(begin, 1, false)
+	for n := range uint64(2 * shadowShards) {
+		a.Take(t.Context(), begin, ratelimit.Item{Key: ratelimit.Key{Hi: 7, Lo: n}, Policy: p})
+	}
+	tells(begin, shadowShards, true)
+	if got := a.shadow.overflowed.Load(); got != shadowShards {
+		t.Errorf("%d checks were decided by shared counters, want %d", got, shadowShards)
+	}
+	tells(begin.Add(9*time.Second), shadowShards, true)
+	tells(begin.Add(11*time.Second), shadowShards, false)
 }

@@ -4,11 +4,12 @@ import "converger/internal/ratelimit"
 
 var _ ratelimit.Reporter = (*Store)(nil)
 
-// States implements ratelimit.Reporter: Redis holds the keys, this node whether it asks there.
-func (s *Store) States(ratelimit.Instant) []ratelimit.StoreState {
+// States implements ratelimit.Reporter: Redis holds the budgets; the keys are those that this node remembers for when it
+// can't ask there.
+func (s *Store) States(now ratelimit.Instant) []ratelimit.StoreState {
 	return []ratelimit.StoreState{{
 		Backend: string(ratelimit.BackendRedis), Breaker: breakerState(s.breaker.state.Load()).String(), FallingBack: s.Degraded() != nil,
-		Nodes: int(s.present.Load()),
+		Nodes: int(s.present.Load()), Keys: s.shadow.keys(), MaxKeys: s.shadow.bound(), Overflowing: s.shadow.overflowing(s.serverTime(now)),
 	}}
 }
 

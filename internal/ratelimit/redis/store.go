@@ -433,14 +433,15 @@ type reply struct {
 	free  bool // the cost was, and was spent if the script was to spend
 	now   ratelimit.Instant
 	state ratelimit.State
-	born  int64
+	born  int64 // Unix µs
+	reset bool  // by being reset, and others may still know of what was spent before
 }
 
 func newReply(p *ratelimit.Policy, a []int64) (reply, bool) {
-	if len(a) != 7 || slices.Min(a) < 0 {
+	if len(a) != 8 || slices.Min(a) < 0 {
 		return reply{}, false
 	}
-	r := reply{free: a[0] == 1, now: ratelimit.Instant(a[1]*1e9 + a[2]), born: a[6]}
+	r := reply{free: a[0] == 1, now: ratelimit.Instant(a[1]*1e9 + a[2]), born: a[6], reset: a[7] == 1}
 	bounded := func(n int64) uint32 { return uint32(min(n, math.MaxInt32)) }
 	if p.Algorithm() == ratelimit.TokenBucket {
 		r.state = ratelimit.State{Word: uint64(a[3]*1e9 + a[4]), Prev: bounded(a[5])}
@@ -529,7 +530,8 @@ func (s *Store) refund(ctx context.Context, at ratelimit.Instant, it ratelimit.I
 	s.m.fallen[reasonRefundLost].Inc()
 }
 
-// Peek implements ratelimit.Store. The error is of a Redis that can't be asked.
+// Peek implements ratelimit.Store. As a check does, it tells Redis what this node owes, and turns the state into the
+// policy's shape. The error is of a Redis that can't be asked.
 func (s *Store) Peek(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) (ratelimit.Usage, error) {
 	p := it.Policy
 	u := ratelimit.Usage{Policy: p, Remaining: p.Quota()}
@@ -538,11 +540,20 @@ func (s *Store) Peek(ctx context.Context, now ratelimit.Instant, it ratelimit.It
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.patience)
 	defer cancel()
-	ops := []op{s.op("look", it, now, 0, &claim{})}
-	if err := s.run(ctx, ops); err != nil {
+	now = s.serverTime(now)
+	c, told := s.shadow.claim(it, now, s.failures.Load()) // else another call tells
+	ops := []op{s.op("settle", it, now, 0, &c)}
+	err := s.run(ctx, ops)
+	r, ok := newReply(p, ops[0].answer)
+	switch {
+	case ok && told:
+		s.shadow.note(it, r, 0, s.live(), &c)
+	case told:
+		s.shadow.release(it, now, &c)
+	}
+	if err != nil {
 		return ratelimit.Usage{}, fmt.Errorf("ratelimit/redis: look at a budget: %w", err)
 	}
-	r, ok := newReply(p, ops[0].answer)
 	if !ok {
 		return ratelimit.Usage{}, errMalformed
 	}
@@ -559,12 +570,26 @@ func (s *Store) Peek(ctx context.Context, now ratelimit.Instant, it ratelimit.It
 	return u, nil
 }
 
-// Reset implements ratelimit.Store. The error is of a Redis that can't be asked.
-func (s *Store) Reset(ctx context.Context, _ ratelimit.Instant, k ratelimit.Key) error {
-	s.shadow.forget(k)
+// Reset implements ratelimit.Store: at Redis, where the key remembers it as long as a node may know of what was spent
+// before, and in what this node knows. The error is of a Redis that can't be asked.
+func (s *Store) Reset(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) error {
+	s.shadow.forget(it.Key)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.patience)
 	defer cancel()
-	if err := s.client.Del(ctx, s.key(k)).Err(); err != nil {
+	p := it.Policy
+	if p == nil || p.Quota() == 0 { // nothing is counted, unless that has just changed
+		if err := s.client.Del(ctx, s.key(it.Key)).Err(); err != nil {
+			return fmt.Errorf("ratelimit/redis: reset a budget: %w", err)
+		}
+		return nil
+	}
+	now = s.serverTime(now)
+	rate := uint32(0)
+	if p.Algorithm() == ratelimit.TokenBucket {
+		rate = p.Limit()
+	}
+	args := append(s.timeArgs(now), int64(p.Ends(now)-now)/1e6+1, p.Bucket().String(), p.Algorithm().String(), p.ScaleMs(), rate)
+	if err := do(ctx, s.client, []op{{script: resetScript, key: s.key(it.Key), args: args}}); err != nil {
 		return fmt.Errorf("ratelimit/redis: reset a budget: %w", err)
 	}
 	return nil

@@ -1,7 +1,8 @@
 -- Spends from a fixed or a sliding window, or looks at it. ARGV from the third: "take", "look" or "settle" (spends nothing), bucket, scale in ms,
 -- limit, cost; and after Redis was away what the caller knows: the birth of the key it has heard of, window, count and
--- previous count as heard, and window, count and previous count of what it admitted meanwhile.
--- Answers whether the cost was free, the time, window, count, previous count, birth.
+-- previous count as heard, window, count and previous count of what it admitted meanwhile, and since when, in
+-- microseconds. Of that nothing is taken over that was before a reset.
+-- Answers whether the cost was free, the time, window, count, previous count, birth, and whether that was a reset.
 local scale, limit, cost = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local s, changed = current(ARGV[4], ALGORITHM, scale, 0, 0)
 local index, into = window(scale)
@@ -18,7 +19,9 @@ end
 
 if ARGV[8] then
   local heard_x, heard_y, heard_z = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
-  if s.born ~= tonumber(ARGV[8]) then -- the key was lost. Several callers bring what they heard; the most of it counts, once.
+  local born = tonumber(ARGV[8])
+  local unheard = was_reset(s) and born < s.born
+  if s.born ~= born and not unheard then -- the key was lost. Several callers bring what they heard; the most of it counts, once.
     if heard_x == s.x then
       if heard_y > s.restored then
         s.y, s.restored = s.y + heard_y - s.restored, heard_y
@@ -30,7 +33,9 @@ if ARGV[8] then
     changed = true
   end
   local owed_x, owed_y, owed_z = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14])
-  if owed_x == s.x then
+  if unheard and tonumber(ARGV[15]) < s.born then
+    owed_y, owed_z = 0, 0
+  elseif owed_x == s.x then
     s.y, s.z = s.y + owed_y, s.z + owed_z
   elseif owed_x == s.x - 1 then
     s.z = s.z + owed_y
@@ -47,4 +52,4 @@ if ARGV[3] == 'take' and free then
   s.y, changed = s.y + cost, true
 end
 if changed and ARGV[3] ~= 'look' then save(s) end
-return {free and 1 or 0, now_s, now_ns, s.x, s.y, s.z, s.born}
+return {free and 1 or 0, now_s, now_ns, s.x, s.y, s.z, s.born, was_reset(s) and 1 or 0}
