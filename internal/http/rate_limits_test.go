@@ -363,8 +363,8 @@ func (s *awayStore) Peek(ctx context.Context, now ratelimit.Instant, it ratelimi
 	}
 	return s.Store.Peek(ctx, now, it)
 }
-func (s *awayStore) Reset(ctx context.Context, now ratelimit.Instant, k ratelimit.Key) error {
-	return errors.Join(s.Store.Reset(ctx, now, k), s.err)
+func (s *awayStore) Reset(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) error {
+	return errors.Join(s.Store.Reset(ctx, now, it), s.err)
 }
 
 // troubled is a front whose limits have the trouble.
