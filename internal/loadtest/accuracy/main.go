@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"runtime/pprof"
 	"strings"
 	"syscall"
 	"time"
@@ -38,6 +39,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	write := flags.String("write", "", "write the table into this page, between its marks")
 	note := flags.String("note", "", "what else is to be known of the machine, such as \"with real-time priority beside other programs\"")
 	flags.StringVar(&b.program, "program", "bin/server", "the hub, for the rows over HTTP")
+	profile := flags.String("profile", "", "write a profile of the processor's time here (go tool pprof)")
 	flags.IntVar(&b.tries, "tries", 3, "how often a row is measured at most while the machine is too busy to judge it")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -79,6 +81,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	}
 	defer func() { err = errors.Join(err, b.rest()) }()
 
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err != nil {
+			return err
+		}
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return errors.Join(err, f.Close())
+		}
+		defer func() {
+			pprof.StopCPUProfile()
+			err = errors.Join(err, f.Close())
+		}()
+	}
 	debug.SetGCPercent(400) // the collector would take time from what is measured
 	left := time.Duration(0)
 	for _, r := range rows {

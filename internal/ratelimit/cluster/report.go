@@ -240,10 +240,9 @@ func (s *Store) measure(link uint32, e *entry, u *usage, cells []cell, now ratel
 	if u.toldAt == 0 || age < 0 {
 		age = elapsed
 	}
-	known := max(d, float64(u.told.demand))
-	due := u.force || max(known*age, unsaid) >= worthTelling(p.Quota(), n) && known+unsaid > 0 ||
-		known > 0 && age > longestSilence.Seconds() || s.plain
-	if d > 0 || tried > 0 || u.told.demand > 0 && n > 1 {
+	wrong := max(unsaid, d*age, float64(u.told.demand)*min(age, s.interval.Seconds())) // see rumour.least
+	due := u.force || wrong > 0 && wrong >= worthTelling(p.Quota(), n) || d > 0 && age > longestSilence.Seconds() || s.plain
+	if d > 0 || tried > 0 {
 		u.quiet = 0
 	} else {
 		u.quiet++

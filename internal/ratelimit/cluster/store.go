@@ -201,7 +201,8 @@ func (s *Store) compute(demand float64, cells []cell, p *ratelimit.Policy, win u
 			rum.total += float64(cells[j].load(win).demand)
 		}
 	}
-	limit, worth := float64(p.Limit()), worthTelling(p.Quota(), t.n)
+	limit := float64(p.Limit())
+	rum.worth, rum.interval = worthTelling(p.Quota(), t.n), s.interval.Seconds()
 	start := p.WindowStart(win)
 	var here, away, unseen, past float64
 	for j := range cells {
@@ -222,13 +223,13 @@ func (s *Store) compute(demand float64, cells []cell, p *ratelimit.Policy, win u
 			continue
 		}
 		rum.demand, rum.age, rum.latency = float64(r.demand), s.since(r.at, now), t.slots[j].latency
-		if rum.stale(worth, s.interval.Seconds()) {
+		if rum.stale() {
 			continue
 		}
 		if !windows {
 			burst := float64(p.Quota())
 			rum.left = max(0, burst-float64(r.known))
-			unseen += rum.expectedTokens(limit*1000/float64(p.ScaleMs()), burst, s.interval.Seconds(), t.n)
+			unseen += rum.expectedTokens(limit*1000/float64(p.ScaleMs()), burst, t.n)
 			continue
 		}
 		if r.win == win {
