@@ -327,7 +327,7 @@ func (s *Store) report(link uint32, e *entry, u *usage, cells []cell, now rateli
 		return false
 	}
 	u.told, u.toldAt, u.force = told{r.win, r.count, r.demand}, now, false
-	if s.w.b == nil {
+	if !s.w.open() {
 		s.begin(kindReport, now)
 	}
 	s.w.record(e.key, &p, r, nil)
@@ -360,13 +360,13 @@ func (s *Store) begin(kind byte, now ratelimit.Instant) {
 }
 
 func (s *Store) send() {
-	if s.w.b == nil {
+	if !s.w.open() {
 		return
 	}
+	message := s.w.end()
 	s.m.sent.Add(1)
-	s.m.sentBytes.Add(float64(len(s.w.b)))
-	s.network.Broadcast(Topic, s.w.b)
-	s.w.b = nil
+	s.m.sentBytes.Add(float64(len(message)))
+	s.network.Broadcast(Topic, message)
 }
 
 // sendFull sends the message that is being written if no further record should be

@@ -720,15 +720,14 @@ func TestMemoryPerKey(t *testing.T) {
 	for _, peer := range s.nodes[1:] {
 		var w writer
 		for k := range uint64(keys) {
-			if w.b == nil {
+			if !w.open() {
 				w.begin(kindReport, uint32(k+1), s.now)
 			}
 			w.record(item(p, k+1).Key, p, register{win: win, count: 1, known: 2, demand: 1}, nil)
 			if w.full() || k == keys-1 {
-				if err := n.receive(peer.id, w.b, s.now); err != nil {
+				if err := n.receive(peer.id, w.end(), s.now); err != nil {
 					t.Fatal(err)
 				}
-				w.b = nil
 			}
 		}
 	}
