@@ -59,6 +59,15 @@ func averaged(demand, attempts, interval float64) float64 {
 	return demand + (1-math.Exp(-interval/demandTau.Seconds()))*(attempts/interval-demand)
 }
 
+// mostAlone is the greatest that demand times age will be while a demand falls because
+// nobody asks any more.
+func mostAlone(demand, age float64) float64 {
+	if tau := demandTau.Seconds(); age < tau {
+		return demand * tau * math.Exp(age/tau-1)
+	}
+	return demand * age
+}
+
 // rumour is what a node goes by when it guesses what a peer has spent of a key
 // since its last report.
 type rumour struct {
