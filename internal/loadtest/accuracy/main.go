@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -35,7 +36,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	flags := flag.NewFlagSet("accuracy", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	b := &bench{progress: stderr}
-	only := flags.String("only", "", "measure the rows alone whose name and number of nodes have this in them, such as \"cold\" or \"20 nodes\"")
+	only := flags.String("only", "", "measure the rows alone whose name and number of nodes have this in them, such as \"cold\" or \"20 nodes\"; several with |")
 	write := flags.String("write", "", "write the table into this page, between its marks")
 	note := flags.String("note", "", "what else is to be known of the machine, such as \"with real-time priority beside other programs\"")
 	flags.StringVar(&b.program, "program", "bin/server", "the hub, for the rows over HTTP")
@@ -46,7 +47,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	}
 	var rows []row
 	for _, r := range table() {
-		if strings.Contains(r.key(), *only) {
+		if slices.ContainsFunc(strings.Split(*only, "|"), func(part string) bool { return strings.Contains(r.key(), part) }) {
 			rows = append(rows, r)
 		}
 	}

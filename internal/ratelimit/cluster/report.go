@@ -124,7 +124,7 @@ func (s *Store) early(now ratelimit.Instant) {
 			continue
 		}
 		u.lists.And(^uint32(queuedBit))
-		if s.report(link, e, u, c.of(i), now) {
+		if counter, ok := s.counter(e.key, link); ok && s.report(counter, u, e.key, c.of(i), now) {
 			s.m.early.Add(1)
 		}
 		c.mu.Unlock()
@@ -167,13 +167,23 @@ func (s *Store) tick(now ratelimit.Instant) {
 				continue
 			}
 			c.mu.Lock()
-			keep, own := s.measure(link, e, u, c.of(i), now, elapsed)
+			counter, ok := s.counter(e.key, link)
+			keep, own := false, uint32(0)
+			if ok {
+				keep, own = s.measure(counter, u, e, c.of(i), now, elapsed)
+			}
 			c.mu.Unlock()
 			s.sendFull()
-			if keep {
+			switch {
+			case keep:
 				kept = append(kept, link)
-			} else {
-				s.rest(link, e, c, u, own)
+			case ok:
+				s.rest(link, u, counter, own)
+			default:
+				u.lists.And(^uint32(activeBit))
+			}
+			if !keep {
+				s.sweepDead(link, e, c, u)
 			}
 		}
 		pl.mu.Lock()
@@ -199,30 +209,26 @@ const restTicks = 10
 
 // rest takes a key from the active ones, when this was its own count. The next spend
 // says so.
-func (s *Store) rest(link uint32, e *entry, c *chunk, u *usage, own uint32) {
+func (s *Store) rest(link uint32, u *usage, c local.Counter, own uint32) {
 	pl := &s.pools[link>>entryBits]
 	pl.mu.Lock()
 	if u.lists.And(^uint32(activeBit)); !u.dead && u.lists.Or(restingBit)&restingBit == 0 {
 		pl.resting = append(pl.resting, link)
 	}
-	pl.collect(link, e, c, u)
 	pl.mu.Unlock()
-	c.mu.Lock()
-	k := e.key
-	c.mu.Unlock()
-	counter, ok := s.counter(k, link)
-	if !ok {
-		return
-	}
-	counter.SetMark(own)
-	state, shape := counter.Load()
+	s.awaitSpend(link, u, c, own)
+}
+
+func (s *Store) awaitSpend(link uint32, u *usage, c local.Counter, own uint32) {
+	c.SetMark(own)
+	state, shape := c.Load()
 	if shape != 0 {
 		if p := ratelimit.FromShape(shape); p.Algorithm() == ratelimit.TokenBucket {
 			return // each spend of those does
 		}
 	}
 	if shape == 0 || uint32(state.Word) != own { // somebody was faster
-		counter.SetMark(0)
+		c.SetMark(0)
 		s.activate(link, u)
 	}
 }
@@ -247,12 +253,18 @@ func (s *Store) lookAtResting(pl *pool, now ratelimit.Instant) {
 			kept = append(kept, link)
 			continue
 		}
-		if !active {
+		counter, ok := s.counter(e.key, link)
+		var own ratelimit.State
+		if ok = ok && !active; ok {
+			own, _ = counter.Load()
 			u.demand = 0
-			s.report(link, e, u, c.of(i), now)
+			s.report(counter, u, e.key, c.of(i), now)
 		}
 		c.mu.Unlock()
 		u.lists.And(^uint32(restingBit))
+		if ok {
+			s.awaitSpend(link, u, counter, uint32(own.Word))
+		}
 		s.sendFull()
 		s.sweepDead(link, e, c, u)
 	}
@@ -263,12 +275,11 @@ func (s *Store) lookAtResting(pl *pool, now ratelimit.Instant) {
 
 // measure does for tick what concerns one key. It is kept active unless nothing of it
 // will be due before it is used again; own is what this node has spent.
-func (s *Store) measure(link uint32, e *entry, u *usage, cells []cell, now ratelimit.Instant, elapsed float64) (keep bool, own uint32) {
-	c, ok := s.counter(e.key, link)
-	if !ok || u.quota.Load() == 0 {
-		return false, 0
-	}
+func (s *Store) measure(c local.Counter, u *usage, e *entry, cells []cell, now ratelimit.Instant, elapsed float64) (keep bool, own uint32) {
 	state, shape := c.Load()
+	if u.quota.Load() == 0 {
+		return false, uint32(state.Word)
+	}
 	p, ok := u.policy(shape)
 	if !ok {
 		return true, 0 // moving
@@ -311,7 +322,7 @@ func (s *Store) measure(link uint32, e *entry, u *usage, cells []cell, now ratel
 	wrong := max(unsaid, d*age, float64(u.told.demand)*min(age, s.interval.Seconds())) // see rumour.least
 	due := u.force || wrong > 0 && wrong >= worthTelling(p.Quota(), n) || d > 0 && age > longestSilence.Seconds() || s.plain
 	if due {
-		s.report(link, e, u, cells, now)
+		s.report(c, u, e.key, cells, now)
 		age, unsaid = 0, 0
 	}
 	u.quiet = 0
@@ -364,11 +375,7 @@ var unused usage
 
 // report adds a key to the message that is being written; sendFull is to follow. s.out
 // and the chunk are locked.
-func (s *Store) report(link uint32, e *entry, u *usage, cells []cell, now ratelimit.Instant) bool {
-	c, ok := s.counter(e.key, link)
-	if !ok {
-		return false
-	}
+func (s *Store) report(c local.Counter, u *usage, k ratelimit.Key, cells []cell, now ratelimit.Instant) bool {
 	state, shape := c.Load()
 	p, ok := u.policy(shape)
 	if !ok {
@@ -396,7 +403,7 @@ func (s *Store) report(link uint32, e *entry, u *usage, cells []cell, now rateli
 	if !s.w.open() {
 		s.begin(kindReport, now)
 	}
-	s.w.record(e.key, &p, r, nil)
+	s.w.record(k, &p, r, nil)
 	s.m.records.Add(1)
 	return true
 }
