@@ -136,7 +136,8 @@ func (w *writer) record(k ratelimit.Key, p *ratelimit.Policy, r register, others
 	shape := w.shape(p.Shape())
 	start := len(w.records)
 	mark := byte(min(r.count, markCount)) | byte(min(r.prev, markPrev>>3))<<3
-	b := append(w.records, 0)
+	w.records = append(w.records, 0)
+	b := w.records
 	if shape != 0 {
 		mark |= markShape
 		b = binary.AppendUvarint(b, uint64(shape))
