@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -61,15 +62,62 @@ func BenchmarkIdle(b *testing.B) {
 			b.Fatal(show(nodes[0].View()))
 		}
 	}
-	var before, after syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &before)
-	began := time.Now()
+	before, began := processorTime(), time.Now()
 	for b.Loop() {
 		time.Sleep(time.Second) // an idle second is what is measured
 	}
 	took := time.Since(began)
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &after)
-	cpu := time.Duration(after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano())
-	b.ReportMetric(100*cpu.Seconds()/took.Seconds()/n, "%core/node")
+	b.ReportMetric(100*(processorTime()-before).Seconds()/took.Seconds()/n, "%core/node")
 	b.ReportMetric(float64(runtime.NumGoroutine())/n, "goroutines/node")
+}
+
+// BenchmarkBurst has each of 20 nodes tell the 19 others something at the same moment, as at a window's start of a limit
+// that is flooded everywhere, and waits until all have heard it.
+func BenchmarkBurst(b *testing.B) {
+	const n, all = 20, 20 * 19
+	var heard atomic.Int64
+	whole := make(chan struct{}, 1)
+	nodes := runAll(b, ports(b, n), func(_ int, c *cluster.Config) {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}, func(node *cluster.Node) {
+		node.Handle(topic, cluster.Handler{Receive: func(cluster.ID, cluster.Message) {
+			if heard.Add(1)%all == 0 {
+				whole <- struct{}{}
+			}
+		}})
+	})
+	for _, node := range nodes {
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+			connected := 0
+			for _, p := range node.View().Peers {
+				if p.Connected {
+					connected++
+				}
+			}
+			if connected == n-1 {
+				break
+			}
+			if time.Now().After(deadline) {
+				b.Fatal(show(node.View()))
+			}
+		}
+	}
+	body := make([]byte, 45)
+	before := processorTime()
+	for b.Loop() {
+		for _, node := range nodes {
+			if node.Broadcast(topic, body) != n-1 {
+				b.Fatal("dropped")
+			}
+		}
+		<-whole
+	}
+	b.ReportMetric(float64((processorTime()-before).Microseconds())/float64(b.N)/all, "cpu-µs/message")
+}
+
+// processorTime is what this process has used.
+func processorTime() time.Duration {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

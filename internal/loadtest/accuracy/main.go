@@ -10,6 +10,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"runtime/pprof"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -34,17 +36,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	flags := flag.NewFlagSet("accuracy", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	b := &bench{progress: stderr}
-	only := flags.String("only", "", "measure the rows alone whose name and number of nodes have this in them, such as \"cold\" or \"20 nodes\"")
+	only := flags.String("only", "", "measure the rows alone whose name and number of nodes have this in them, such as \"cold\" or \"20 nodes\"; several with |")
 	write := flags.String("write", "", "write the table into this page, between its marks")
 	note := flags.String("note", "", "what else is to be known of the machine, such as \"with real-time priority beside other programs\"")
 	flags.StringVar(&b.program, "program", "bin/server", "the hub, for the rows over HTTP")
+	profile := flags.String("profile", "", "write a profile of the processor's time here (go tool pprof)")
 	flags.IntVar(&b.tries, "tries", 3, "how often a row is measured at most while the machine is too busy to judge it")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	var rows []row
 	for _, r := range table() {
-		if strings.Contains(r.key(), *only) {
+		if slices.ContainsFunc(strings.Split(*only, "|"), func(part string) bool { return strings.Contains(r.key(), part) }) {
 			rows = append(rows, r)
 		}
 	}
@@ -79,6 +82,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	}
 	defer func() { err = errors.Join(err, b.rest()) }()
 
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err != nil {
+			return err
+		}
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return errors.Join(err, f.Close())
+		}
+		defer func() {
+			pprof.StopCPUProfile()
+			err = errors.Join(err, f.Close())
+		}()
+	}
 	debug.SetGCPercent(400) // the collector would take time from what is measured
 	left := time.Duration(0)
 	for _, r := range rows {

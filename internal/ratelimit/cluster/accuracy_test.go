@@ -185,7 +185,7 @@ func TestSplitInALongWindow(t *testing.T) {
 			admitted[n.index]++
 		}
 	})
-	if got := admitted[0] + admitted[1]; got < 600 || got > 620 || admitted[2] != 0 {
+	if got := admitted[0] + admitted[1]; got < 600 || got > 630 || admitted[2] != 0 {
 		t.Errorf("admitted %v, want 600 on the side of two and none on the other", admitted)
 	}
 }

@@ -47,13 +47,14 @@ type usage struct {
 	spent atomic.Uint32 // token bucket: spent in the epoch, wraps
 	early atomic.Uint32 // token bucket: what spent must exceed for an early report
 	quota atomic.Uint32 // one more than the quota of the policy last applied, 0: none; see policy
-	lists atomic.Uint32 // activeBit, queuedBit
+	lists atomic.Uint32 // activeBit and so on
 
 	dead bool // guarded by pool.mu: the counter gave up its place; to be freed when in no list
 
 	// Guarded by the mu of the entry's chunk.
 	force  bool  // tell at the next tick
-	quiet  uint8 // ticks without anything to tell
+	quiet  uint8 // looks at it since it rests
+	seen   uint8 // number of the tick that measured it last
 	demand float32
 	epoch  uint32 // token bucket: of spent
 	told   told   // the last report
@@ -61,8 +62,10 @@ type usage struct {
 }
 
 const (
-	activeBit = 1 << iota // in the pool's list of active keys
-	queuedBit             // for an early report
+	activeBit  = 1 << iota // in the pool's list of active keys
+	queuedBit              // for an early report
+	restingBit             // in the pool's list of resting keys
+	listedBits = activeBit | queuedBit | restingBit
 )
 
 func (u *usage) in(lists uint32) bool { return u.lists.Load()&lists != 0 }
@@ -91,7 +94,7 @@ func (u *usage) reset(epoch uint32) {
 	for _, a := range []*atomic.Uint32{&u.tried, &u.base, &u.spent, &u.early, &u.quota} {
 		a.Store(0)
 	}
-	u.dead, u.force, u.quiet, u.demand, u.epoch, u.told, u.toldAt = false, false, 0, 0, epoch, told{}, 0
+	u.dead, u.force, u.quiet, u.seen, u.demand, u.epoch, u.told, u.toldAt = false, false, 0, 0, 0, epoch, told{}, 0
 }
 
 // told is what of a report decides when the next one is due; see register.
@@ -132,6 +135,7 @@ type pool struct {
 	nextUse  uint32 // usages ever used; 0 stands for none
 	freeUses []uint32
 	active   []uint32
+	resting  []uint32 // nothing of them is due before they are used again; some are active by now
 	due      []uint32 // queued for an early report
 	_        [64]byte
 }
@@ -250,7 +254,7 @@ func (s *Store) Freed(link uint32) {
 
 // collect frees a dead entry that is in no list. pl.mu is held.
 func (pl *pool) collect(link uint32, e *entry, c *chunk, u *usage) {
-	if u.dead && !u.in(activeBit|queuedBit) {
+	if u.dead && !u.in(listedBits) {
 		u.dead = false
 		pl.freeUses = append(pl.freeUses, e.use.Swap(0)&useMask)
 		pl.release(link, e, c)
@@ -264,17 +268,18 @@ func (pl *pool) release(link uint32, e *entry, c *chunk) {
 	pl.free = append(pl.free, link&entryMask)
 }
 
-// activate puts a key on the list that the tick walks.
-func (s *Store) activate(link uint32, u *usage) {
+// activate puts a key on the list that the tick walks, unless it is there.
+func (s *Store) activate(link uint32, u *usage) (anew bool) {
 	if u.in(activeBit) {
-		return
+		return false
 	}
 	pl := &s.pools[link>>entryBits]
 	pl.mu.Lock()
-	if s.lives(link, u) && u.lists.Or(activeBit)&activeBit == 0 {
+	defer pl.mu.Unlock()
+	if anew = s.lives(link, u) && u.lists.Or(activeBit)&activeBit == 0; anew {
 		pl.active = append(pl.active, link)
 	}
-	pl.mu.Unlock()
+	return anew
 }
 
 // lives tells that a usage is still that of the entry by which a check found it: it may have been freed since, and be

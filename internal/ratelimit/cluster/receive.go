@@ -380,19 +380,16 @@ func (s *Store) state(send func(piece []byte) error) error {
 		s.out.Lock()
 		s.send()
 		more = s.Walk(part, func(c local.Counter) {
-			if s.w.b == nil {
+			if !s.w.open() {
 				s.begin(kindState, now)
-				s.w.kind = kindState
 			}
 			s.stateOf(c, now)
 			if s.w.full() {
-				pieces = append(pieces, s.w.b)
-				s.w.b = nil
+				pieces = append(pieces, s.w.end())
 			}
 		})
-		if s.w.b != nil {
-			pieces = append(pieces, s.w.b)
-			s.w.b = nil
+		if s.w.open() {
+			pieces = append(pieces, s.w.end())
 		}
 		s.out.Unlock()
 		for _, p := range pieces {
@@ -411,15 +408,12 @@ func (s *Store) stateOfKeys(keys []ratelimit.Key) []byte {
 	defer s.out.Unlock()
 	s.send()
 	s.begin(kindState, now)
-	s.w.kind = kindState
 	for _, k := range keys {
 		if c, ok := s.Counter(k); ok {
 			s.stateOf(c, now)
 		}
 	}
-	b := s.w.b
-	s.w.b = nil
-	return b
+	return s.w.end()
 }
 
 // stateOf adds a counter to a state, if it still bears on what is admitted.

@@ -51,9 +51,10 @@ func (s *Store) leave(ctx context.Context) {
 func (s *Store) flushAll(now ratelimit.Instant) {
 	s.each(func(_ uint32, _ *entry, u *usage, _ []cell) {
 		if u != nil {
-			u.force = u.force || u.in(activeBit)
+			u.force = u.force || u.in(listedBits)
 		}
 	})
+	s.reactivate()
 	s.out.Lock()
 	defer s.out.Unlock()
 	s.tick(now)
@@ -123,7 +124,7 @@ func (s *Store) early(now ratelimit.Instant) {
 			continue
 		}
 		u.lists.And(^uint32(queuedBit))
-		if s.report(link, e, u, c.of(i), now) {
+		if counter, ok := s.counter(e.key, link); ok && s.report(counter, u, e.key, c.of(i), now) {
 			s.m.early.Add(1)
 		}
 		c.mu.Unlock()
@@ -166,26 +167,31 @@ func (s *Store) tick(now ratelimit.Instant) {
 				continue
 			}
 			c.mu.Lock()
-			keep := s.measure(link, e, u, c.of(i), now, elapsed)
-			if !keep {
-				u.demand = 0
-				u.lists.And(^uint32(activeBit))
+			counter, ok := s.counter(e.key, link)
+			keep, own := false, uint32(0)
+			if ok {
+				keep, own = s.measure(counter, u, e, c.of(i), now, elapsed)
 			}
-			k := e.key
 			c.mu.Unlock()
 			s.sendFull()
-			if keep {
+			switch {
+			case keep:
 				kept = append(kept, link)
-				continue
+			case ok:
+				s.rest(link, u, counter, own)
+			default:
+				u.lists.And(^uint32(activeBit))
 			}
-			if c, ok := s.counter(k, link); ok {
-				c.SetMark(0) // so that the next spend says so
+			if !keep {
+				s.sweepDead(link, e, c, u)
 			}
-			s.sweepDead(link, e, c, u)
 		}
 		pl.mu.Lock()
 		pl.active = append(pl.active, kept...)
 		pl.mu.Unlock()
+		if (s.ticks+n)%restTicks == 0 {
+			s.lookAtResting(pl, now)
+		}
 		if s.pending.Load() != 0 { // news does not wait for the regular reports of many keys
 			s.early(now)
 			s.send()
@@ -196,22 +202,89 @@ func (s *Store) tick(now ratelimit.Instant) {
 	s.m.tick.Observe(time.Since(start).Seconds())
 }
 
-// quietTicks is how many ticks a key stays active without demand. At the end of
-// them its state is sent once more, in case that the last report was lost.
-const quietTicks = 10
+// restTicks is after how many ticks each resting key is looked at again. When it has
+// rested for as long, its state is sent once more, in case that the last report was
+// lost, and it is in no list any more.
+const restTicks = 10
 
-// measure does for tick what concerns one key; false: it is no longer active.
-func (s *Store) measure(link uint32, e *entry, u *usage, cells []cell, now ratelimit.Instant, elapsed float64) bool {
-	c, ok := s.counter(e.key, link)
-	if !ok || u.quota.Load() == 0 {
-		return false
+// rest takes a key from the active ones, when this was its own count. The next spend
+// says so.
+func (s *Store) rest(link uint32, u *usage, c local.Counter, own uint32) {
+	pl := &s.pools[link>>entryBits]
+	pl.mu.Lock()
+	if u.lists.And(^uint32(activeBit)); !u.dead && u.lists.Or(restingBit)&restingBit == 0 {
+		pl.resting = append(pl.resting, link)
 	}
+	pl.mu.Unlock()
+	s.awaitSpend(link, u, c, own)
+}
+
+func (s *Store) awaitSpend(link uint32, u *usage, c local.Counter, own uint32) {
+	c.SetMark(own)
 	state, shape := c.Load()
+	if shape != 0 {
+		if p := ratelimit.FromShape(shape); p.Algorithm() == ratelimit.TokenBucket {
+			return // each spend of those does
+		}
+	}
+	if shape == 0 || uint32(state.Word) != own { // somebody was faster
+		c.SetMark(0)
+		s.activate(link, u)
+	}
+}
+
+// lookAtResting sends home who has rested long enough.
+func (s *Store) lookAtResting(pl *pool, now ratelimit.Instant) {
+	pl.mu.Lock()
+	s.links = append(s.links[:0], pl.resting...)
+	pl.resting = pl.resting[:0]
+	pl.mu.Unlock()
+	kept := s.links[:0]
+	for _, link := range s.links {
+		e, c, i := s.entry(link)
+		u := s.usage(link, e)
+		if u == nil {
+			continue
+		}
+		c.mu.Lock()
+		active := u.in(activeBit)
+		if u.quiet++; !active && u.quiet < 2 {
+			c.mu.Unlock()
+			kept = append(kept, link)
+			continue
+		}
+		counter, ok := s.counter(e.key, link)
+		var own ratelimit.State
+		if ok = ok && !active; ok {
+			own, _ = counter.Load()
+			u.demand = 0
+			s.report(counter, u, e.key, c.of(i), now)
+		}
+		c.mu.Unlock()
+		u.lists.And(^uint32(restingBit))
+		if ok {
+			s.awaitSpend(link, u, counter, uint32(own.Word))
+		}
+		s.sendFull()
+		s.sweepDead(link, e, c, u)
+	}
+	pl.mu.Lock()
+	pl.resting = append(pl.resting, kept...)
+	pl.mu.Unlock()
+}
+
+// measure does for tick what concerns one key. It is kept active unless nothing of it
+// will be due before it is used again; own is what this node has spent.
+func (s *Store) measure(c local.Counter, u *usage, e *entry, cells []cell, now ratelimit.Instant, elapsed float64) (keep bool, own uint32) {
+	state, shape := c.Load()
+	if u.quota.Load() == 0 {
+		return false, uint32(state.Word)
+	}
 	p, ok := u.policy(shape)
 	if !ok {
-		return true // moving
+		return true, 0 // moving
 	}
-	own := uint32(state.Word)
+	own = uint32(state.Word)
 	if p.Algorithm() == ratelimit.TokenBucket {
 		own = u.spent.Load()
 	}
@@ -219,7 +292,13 @@ func (s *Store) measure(link uint32, e *entry, u *usage, cells []cell, now ratel
 	if d := int32(own - u.base.Swap(own)); d > 0 {
 		tried += uint32(d)
 	}
-	d := averaged(float64(u.demand), float64(tried), elapsed)
+	tick := uint8(s.ticks)
+	d := float64(u.demand)
+	if rested := tick - u.seen - 1; rested > 0 && d > 0 {
+		d = averaged(d, 0, float64(rested)*s.interval.Seconds())
+	}
+	d = averaged(d, float64(tried), elapsed)
+	u.seen = tick
 	if d < 0.5 && tried == 0 {
 		d = 0
 	}
@@ -240,18 +319,15 @@ func (s *Store) measure(link uint32, e *entry, u *usage, cells []cell, now ratel
 	if u.toldAt == 0 || age < 0 {
 		age = elapsed
 	}
-	known := max(d, float64(u.told.demand))
-	due := u.force || max(known*age, unsaid) >= worthTelling(p.Quota(), n) && known+unsaid > 0 ||
-		known > 0 && age > longestSilence.Seconds() || s.plain
-	if d > 0 || tried > 0 || u.told.demand > 0 && n > 1 {
-		u.quiet = 0
-	} else {
-		u.quiet++
+	wrong := max(unsaid, d*age, float64(u.told.demand)*min(age, s.interval.Seconds())) // see rumour.least
+	due := u.force || wrong > 0 && wrong >= worthTelling(p.Quota(), n) || d > 0 && age > longestSilence.Seconds() || s.plain
+	if due {
+		s.report(c, u, e.key, cells, now)
+		age, unsaid = 0, 0
 	}
-	if due || u.quiet == quietTicks {
-		s.report(link, e, u, cells, now)
-	}
-	return u.quiet < quietTicks
+	u.quiet = 0
+	worth := worthTelling(p.Quota(), n)
+	return s.plain || u.force || u.in(queuedBit) || max(unsaid, mostAlone(d, age), float64(u.told.demand)*s.interval.Seconds()) >= worth, own
 }
 
 // counter is the counter of a key, if it still has a link.
@@ -299,11 +375,7 @@ var unused usage
 
 // report adds a key to the message that is being written; sendFull is to follow. s.out
 // and the chunk are locked.
-func (s *Store) report(link uint32, e *entry, u *usage, cells []cell, now ratelimit.Instant) bool {
-	c, ok := s.counter(e.key, link)
-	if !ok {
-		return false
-	}
+func (s *Store) report(c local.Counter, u *usage, k ratelimit.Key, cells []cell, now ratelimit.Instant) bool {
 	state, shape := c.Load()
 	p, ok := u.policy(shape)
 	if !ok {
@@ -328,10 +400,10 @@ func (s *Store) report(link uint32, e *entry, u *usage, cells []cell, now rateli
 		return false
 	}
 	u.told, u.toldAt, u.force = told{r.win, r.count, r.demand}, now, false
-	if s.w.b == nil {
+	if !s.w.open() {
 		s.begin(kindReport, now)
 	}
-	s.w.record(e.key, &p, r, nil, s.ResetOf(e.key, now))
+	s.w.record(k, &p, r, nil, s.ResetOf(k, now))
 	s.m.records.Add(1)
 	return true
 }
@@ -361,13 +433,13 @@ func (s *Store) begin(kind byte, now ratelimit.Instant) {
 }
 
 func (s *Store) send() {
-	if s.w.b == nil {
+	if !s.w.open() {
 		return
 	}
+	message := s.w.end()
 	s.m.sent.Add(1)
-	s.m.sentBytes.Add(float64(len(s.w.b)))
-	s.network.Broadcast(Topic, s.w.b)
-	s.w.b = nil
+	s.m.sentBytes.Add(float64(len(message)))
+	s.network.Broadcast(Topic, message)
 }
 
 // sendFull sends the message that is being written if no further record should be
@@ -387,7 +459,7 @@ func (s *Store) sweep(n int, now ratelimit.Instant) {
 	}
 	var gone []idle
 	s.eachOf(n, func(link uint32, e *entry, u *usage, cells []cell) {
-		if e.key == (ratelimit.Key{}) || u != nil && u.in(activeBit|queuedBit) {
+		if e.key == (ratelimit.Key{}) || u != nil && u.in(listedBits) {
 			return
 		}
 		c, ok := s.counter(e.key, link)

@@ -113,7 +113,7 @@ func TestResetsAmongStates(t *testing.T) {
 	var w writer
 	w.begin(kindState, 7, s.now)
 	w.record(it.Key, it.Policy, register{win: win, count: 3, known: 8}, []other{{99, register{batch: 1, win: win, count: 5}}}, local.Reset{})
-	if err := n.receive(s.nodes[1].id, w.b, s.now); err != nil {
+	if err := n.receive(s.nodes[1].id, w.end(), s.now); err != nil {
 		t.Fatal(err)
 	}
 	if got := n.known(it); got != 0 {

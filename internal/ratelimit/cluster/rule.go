@@ -59,6 +59,15 @@ func averaged(demand, attempts, interval float64) float64 {
 	return demand + (1-math.Exp(-interval/demandTau.Seconds()))*(attempts/interval-demand)
 }
 
+// mostAlone is the greatest that demand times age will be while a demand falls because
+// nobody asks any more.
+func mostAlone(demand, age float64) float64 {
+	if tau := demandTau.Seconds(); age < tau {
+		return demand * tau * math.Exp(age/tau-1)
+	}
+	return demand * age
+}
+
 // rumour is what a node goes by when it guesses what a peer has spent of a key
 // since its last report.
 type rumour struct {
@@ -67,15 +76,18 @@ type rumour struct {
 	left    float64 // what it then believed to remain; of a new window the whole limit
 	latency float64 // one way, of its reports
 	total   float64 // the demand of all nodes that can be heard, this one included
+
+	worth    float64 // see worthTelling
+	interval float64 // between two regular reports
 }
 
 // expected is what a peer may have admitted in a window without our knowing: the
-// least of three.
+// least of four.
 func (r rumour) expected(n int) float64 { return r.least(quantum(r.left, n), r.left) }
 
 // expectedTokens is expected for a token bucket, which refills meanwhile.
-func (r rumour) expectedTokens(rate, burst, interval float64, n int) float64 {
-	return r.least(tokenQuantum(r.left, rate, interval, n), min(burst, r.left+rate*r.age))
+func (r rumour) expectedTokens(rate, burst float64, n int) float64 {
+	return r.least(tokenQuantum(r.left, rate, r.interval, n), min(burst, r.left+rate*r.age))
 }
 
 func (r rumour) least(quantum, room float64) float64 {
@@ -90,13 +102,16 @@ func (r rumour) least(quantum, room float64) float64 {
 	// Once its part of what it saw left was gone, it stopped by itself. Without
 	// this a great flood would lock everybody out.
 	part := room * r.demand / max(r.total, r.demand)
-	return max(0, min(all, unsaid, part))
+	// Silence says something too: at its last regular time it had nothing to tell
+	// that is worth it. So it need not tell that nobody asks any more.
+	silent := max(r.worth, r.demand*(r.interval+r.latency))
+	return max(0, min(all, unsaid, part, silent))
 }
 
 // stale tells that a peer which can be heard must have lost interest in a key:
 // else a regular report of it would have come.
-func (r rumour) stale(worth, interval float64) bool {
-	return r.age > longestSilence.Seconds()+10*interval || r.demand*(r.age-10*interval) > worth
+func (r rumour) stale() bool {
+	return r.age > longestSilence.Seconds()+10*r.interval || r.demand*(r.age-2*(r.interval+r.latency)) > r.worth
 }
 
 // beyond is how much of a limit must be left to the nodes that can't be heard:

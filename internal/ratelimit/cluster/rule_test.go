@@ -11,7 +11,7 @@ import (
 // The rule as the design states it, for one peer, without shortcuts: what it could
 // have been asked, what it could have admitted in silence, and where it would have
 // stopped.
-func slowExpected(demand, age, left, latency, total float64, n int) float64 {
+func slowExpected(demand, age, left, latency, total, worth, interval float64, n int) float64 {
 	least := demand * age
 	quantum := left / (4 * float64(n))
 	if quantum < 1 {
@@ -22,6 +22,9 @@ func slowExpected(demand, age, left, latency, total float64, n int) float64 {
 	}
 	if v := left * (demand / total); v < least {
 		least = v
+	}
+	if v := demand * (interval + latency); v < least && worth < least {
+		least = max(v, worth)
 	}
 	return least
 }
@@ -35,9 +38,12 @@ func TestExpectedEqualsTheDesign(t *testing.T) {
 			age:     rapid.Float64Range(0, 10).Draw(rt, "age"),
 			left:    rapid.Float64Range(0, 1e9).Draw(rt, "left"),
 			latency: rapid.Float64Range(0, 0.1).Draw(rt, "latency"),
+
+			worth:    rapid.Float64Range(0, 1e7).Draw(rt, "worth"),
+			interval: rapid.Float64Range(0.01, 10).Draw(rt, "interval"),
 		}
 		r.total = r.demand + rapid.Float64Range(0, 1e7).Draw(rt, "others")
-		got, want := r.expected(n), slowExpected(r.demand, r.age, r.left, r.latency, r.total, n)
+		got, want := r.expected(n), slowExpected(r.demand, r.age, r.left, r.latency, r.total, r.worth, r.interval, n)
 		if math.Abs(got-want) > 1e-9*(1+want) {
 			rt.Fatalf("%+v among %d: expected %v, the design says %v", r, n, got, want)
 		}
@@ -52,7 +58,7 @@ func TestExpectedEqualsTheDesign(t *testing.T) {
 		}
 		// A token bucket expects a refill on top, but never more than the burst.
 		rate, burst := rapid.Float64Range(1, 1e6).Draw(rt, "rate"), r.left+rapid.Float64Range(0, 1e6).Draw(rt, "spent")
-		if tokens := r.expectedTokens(rate, burst, 0.1, n); tokens < got-1e-6*(1+got) || tokens > burst+1e-6 {
+		if tokens := r.expectedTokens(rate, burst, n); tokens < got-1e-6*(1+got) || tokens > burst+1e-6 {
 			rt.Fatalf("%+v: %v tokens, %v in a window, burst %v", r, tokens, got, burst)
 		}
 	})
@@ -60,18 +66,18 @@ func TestExpectedEqualsTheDesign(t *testing.T) {
 
 func TestSilentPeerIsNotExpectedForEver(t *testing.T) {
 	t.Parallel()
-	hot := rumour{demand: 1000, age: 0.5}
-	if hot.stale(10, 0.1) {
-		t.Error("a hot key is given up after half a second")
+	hot := rumour{demand: 1000, worth: 10, interval: 0.1}
+	if hot.age = 0.2; hot.stale() {
+		t.Error("a hot key is given up when one report is missing")
 	}
-	if hot.age = 1.1; !hot.stale(10, 0.1) {
-		t.Error("a hot key is not given up after eleven intervals without a report")
+	if hot.age = 0.5; !hot.stale() {
+		t.Error("a hot key is not given up when several are")
 	}
-	slow := rumour{demand: 1, age: 9}
-	if slow.stale(10, 0.1) {
+	slow := rumour{demand: 1, age: 9, worth: 10, interval: 0.1}
+	if slow.stale() {
 		t.Error("a slow key was given up before it was worth a report")
 	}
-	if slow.age = 40; !slow.stale(1e9, 0.1) {
+	if slow.age, slow.worth = 40, 1e9; !slow.stale() {
 		t.Error("a key is expected after the longest silence")
 	}
 }

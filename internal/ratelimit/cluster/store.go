@@ -199,7 +199,8 @@ func (s *Store) compute(demand float64, cells []cell, p *ratelimit.Policy, win u
 			rum.total += float64(cells[j].load(win).demand)
 		}
 	}
-	limit, worth := float64(p.Limit()), worthTelling(p.Quota(), t.n)
+	limit := float64(p.Limit())
+	rum.worth, rum.interval = worthTelling(p.Quota(), t.n), s.interval.Seconds()
 	start := p.WindowStart(win)
 	var here, away, unseen, past float64
 	for j := range cells {
@@ -220,13 +221,13 @@ func (s *Store) compute(demand float64, cells []cell, p *ratelimit.Policy, win u
 			continue
 		}
 		rum.demand, rum.age, rum.latency = float64(r.demand), s.since(r.at, now), t.slots[j].latency
-		if rum.stale(worth, s.interval.Seconds()) {
+		if rum.stale() {
 			continue
 		}
 		if !windows {
 			burst := float64(p.Quota())
 			rum.left = max(0, burst-float64(r.known))
-			unseen += rum.expectedTokens(limit*1000/float64(p.ScaleMs()), burst, s.interval.Seconds(), t.n)
+			unseen += rum.expectedTokens(limit*1000/float64(p.ScaleMs()), burst, t.n)
 			continue
 		}
 		if r.win == win {
@@ -294,7 +295,7 @@ func (s *Store) Passed(c local.Counter, p *ratelimit.Policy, now ratelimit.Insta
 			return
 		}
 	}
-	u := s.use(link, p)
+	u, rested := s.use(link, p)
 	q := quantum(float64(p.Limit()), n)
 	if s.plain {
 		c.SwapMark(mark, markPending)
@@ -302,6 +303,10 @@ func (s *Store) Passed(c local.Counter, p *ratelimit.Policy, now ratelimit.Insta
 	}
 	if float64(count) < q && mark < uint32(q) { // the window's first report is not due yet
 		c.SwapMark(mark, uint32(math.Ceil(q))-1)
+		return
+	}
+	if rested && count == mark+1 { // it was as good as told when it came to rest
+		c.SwapMark(mark, count)
 		return
 	}
 	if c.SwapMark(mark, markPending) {
@@ -315,15 +320,14 @@ func (s *Store) attach(k ratelimit.Key) uint32 {
 	return link
 }
 
-// use notes that a key is in use here.
-func (s *Store) use(link uint32, p *ratelimit.Policy) *usage {
+// use notes that a key is in use here, and tells whether it is so anew.
+func (s *Store) use(link uint32, p *ratelimit.Policy) (u *usage, anew bool) {
 	e, _, _ := s.entry(link)
-	u := s.used(link, e)
+	u = s.used(link, e)
 	if q := p.Quota() + 1; u.quota.Load() != q {
 		u.quota.Store(q)
 	}
-	s.activate(link, u)
-	return u
+	return u, s.activate(link, u)
 }
 
 // Returned implements local.Peers.
@@ -337,7 +341,7 @@ func (s *Store) Returned(c local.Counter, p *ratelimit.Policy, _ ratelimit.Insta
 			return
 		}
 	}
-	u := s.use(link, p)
+	u, _ := s.use(link, p)
 	_, chunk, _ := s.entry(link)
 	chunk.mu.Lock()
 	u.force = true
@@ -355,9 +359,10 @@ func (s *Store) Spent(c local.Counter, p *ratelimit.Policy, n int64, _ ratelimit
 			return
 		}
 		q := tokenQuantum(float64(p.Quota()), float64(p.Limit())*1000/float64(p.ScaleMs()), s.interval.Seconds(), s.table.Load().n)
-		s.use(link, p).early.CompareAndSwap(0, uint32(math.Ceil(q))-1)
+		u, _ := s.use(link, p)
+		u.early.CompareAndSwap(0, uint32(math.Ceil(q))-1)
 	}
-	u := s.use(link, p)
+	u, _ := s.use(link, p)
 	spent := u.spent.Add(uint32(n))
 	if n > 0 && int32(spent-u.early.Load()) > 0 && !s.plain {
 		s.hurry(link, u)
@@ -374,7 +379,8 @@ func (s *Store) Refused(c local.Counter, link uint32, p *ratelimit.Policy, cost 
 			return
 		}
 	}
-	s.use(link, p).tried.Add(cost)
+	u, _ := s.use(link, p)
+	u.tried.Add(cost)
 }
 
 // Rolled implements local.Peers.

@@ -719,15 +719,14 @@ func TestMemoryPerKey(t *testing.T) {
 	for _, peer := range s.nodes[1:] {
 		var w writer
 		for k := range uint64(keys) {
-			if w.b == nil {
+			if !w.open() {
 				w.begin(kindReport, uint32(k+1), s.now)
 			}
 			w.record(item(p, k+1).Key, p, register{win: win, count: 1, known: 2, demand: 1}, nil, local.Reset{})
 			if w.full() || k == keys-1 {
-				if err := n.receive(peer.id, w.b, s.now); err != nil {
+				if err := n.receive(peer.id, w.end(), s.now); err != nil {
 					t.Fatal(err)
 				}
-				w.b = nil
 			}
 		}
 	}
@@ -870,4 +869,73 @@ func FuzzStateRequest(f *testing.F) {
 			t.Errorf("%x is read as %v", b, keys)
 		}
 	})
+}
+
+// A key that is asked now and then is told once each time, whatever became of its demand since; and the others don't
+// expect more of it than that for long.
+func TestRareRequestsAreToldOnce(t *testing.T) {
+	t.Parallel()
+	const requests = 8
+	s := newSim(t, 3, conditions{latency: lan})
+	it := item(newPolicy(t, ratelimit.Rule{Limit: 50, Scale: time.Hour}), 1)
+	n := s.nodes[0]
+	for range requests {
+		n.Take(t.Context(), s.now, it)
+		s.run(900*time.Millisecond, nil)
+	}
+	if n.messages > requests {
+		t.Errorf("%d requests, %d messages", requests, n.messages)
+	}
+	for _, o := range s.nodes[1:] {
+		if u, err := o.Peek(t.Context(), s.now, it); err != nil || u.Used != requests {
+			t.Errorf("node %d knows of %d used (%v), want %d", o.index, u.Used, err, requests)
+		}
+	}
+}
+
+// What a key that came to rest, or is in no list any more, spends then is told as soon as that of any other.
+func TestRestedKeyIsHeardAgain(t *testing.T) {
+	t.Parallel()
+	for _, a := range []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow, ratelimit.TokenBucket} {
+		for _, rests := range []time.Duration{300 * time.Millisecond, 1500 * time.Millisecond, 5 * time.Second} {
+			for _, burst := range []int{30, 200} { // of which the first is told at the next regular time, the second at once
+				s := newSim(t, 3, conditions{latency: lan})
+				it := item(newPolicy(t, ratelimit.Rule{Limit: 900, Scale: time.Hour, Algorithm: a}), 1)
+				n := s.nodes[0]
+				for range 20 {
+					n.Take(t.Context(), s.now, it)
+				}
+				s.run(rests, nil)
+				for range burst {
+					n.Take(t.Context(), s.now, it)
+				}
+				wait := 10 * time.Millisecond
+				if burst < 100 {
+					wait += DefaultSyncInterval
+				}
+				s.run(wait, nil)
+				if u, err := s.nodes[1].Peek(t.Context(), s.now, it); err != nil || int(u.Used) < 20+burst-2 { // a bucket refills by one meanwhile
+					t.Errorf("%v, rested for %v: the others know of %d used (%v), want %d", a, rests, u.Used, err, 20+burst)
+				}
+			}
+		}
+	}
+}
+
+// A last report that was lost is repeated once the key has rested.
+func TestLastReportIsRepeated(t *testing.T) {
+	t.Parallel()
+	lost := true
+	s := newSim(t, 3, conditions{latency: lan, cut: func(_, _ *node) bool { return lost }})
+	it := item(newPolicy(t, ratelimit.Rule{Limit: 50, Scale: time.Hour}), 1)
+	lost = false
+	s.views()
+	lost = true
+	s.nodes[0].Take(t.Context(), s.now, it)
+	s.run(300*time.Millisecond, nil)
+	lost = false
+	s.run(3*time.Second, nil)
+	if u, err := s.nodes[1].Peek(t.Context(), s.now, it); err != nil || u.Used != 1 {
+		t.Errorf("the others know of %d used (%v), want 1", u.Used, err)
+	}
 }
