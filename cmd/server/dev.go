@@ -354,24 +354,10 @@ func (h *hub) knowsOperator(hash [32]byte) bool {
 // seedTenant finds the demo tenant or makes it.
 func (c devCmd) seedTenant(ctx context.Context, h *hub, by tenants.Actor) (tenants.Tenant, error) {
 	t, err := h.tenants.Create(ctx, by, tenants.NewTenant{Name: demoTenantName})
-	if !errors.Is(err, tenants.ErrNameTaken) {
-		return t, err
+	if errors.Is(err, tenants.ErrNameTaken) {
+		return h.tenants.ByName(ctx, demoTenantName)
 	}
-	for after := uuid.Nil; ; {
-		page, err := h.tenants.ListAllTenants(ctx, after, 100)
-		if err != nil {
-			return tenants.Tenant{}, err
-		}
-		if len(page) == 0 {
-			return tenants.Tenant{}, fmt.Errorf("the tenant %q was there a moment ago", demoTenantName)
-		}
-		for _, t := range page {
-			if strings.EqualFold(t.Name, demoTenantName) {
-				return t, nil
-			}
-			after = t.ID
-		}
-	}
+	return t, err
 }
 
 // demoChannels are the channels of the demo; their names are the keys in demo.json.

@@ -427,11 +427,6 @@ func (rt route) limitedBy(b ratelimit.Bucket) route {
 	return rt
 }
 
-func (rt route) with(a credential) route {
-	rt.auth = a
-	return rt
-}
-
 func (rt route) by(method string) route {
 	rt.method = method
 	return rt
