@@ -8,11 +8,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"converger/internal/loadtest/report"
 )
 
 func main() {
@@ -80,7 +81,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 	}
 	writeTable(stdout, b.rows)
-	fmt.Fprintf(stdout, "\n%d CPUs, %s/%s, %s; %d rounds; %.0f s\n", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version(), b.rounds, time.Since(b.began).Seconds())
+	fmt.Fprintf(stdout, "\n%s; %d rounds; %.0f s\n", report.ThisMachine(), b.rounds, time.Since(b.began).Seconds())
 	return failed
 }
 

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
-	"unicode/utf8"
+
+	"converger/internal/loadtest/report"
 )
 
 // row is a line of the table.
@@ -59,34 +59,11 @@ func ratios(a, b []float64) []float64 {
 	return q
 }
 
-// writeTable prints Markdown whose columns line up.
+// writeTable prints the rows.
 func writeTable(w io.Writer, rows []row) {
 	table := [][]string{{"what", "measured", "beside", "ratio (lowest to highest)", "to reach", ""}}
 	for _, r := range rows {
 		table = append(table, []string{r.work, r.measured, r.beside, r.ratio, r.target, r.verdict})
 	}
-	width := make([]int, len(table[0]))
-	for _, cells := range table {
-		for i, cell := range cells {
-			width[i] = max(width[i], utf8.RuneCountInString(cell), 3)
-		}
-	}
-	for n, cells := range table {
-		for i, cell := range cells {
-			if cell == "" {
-				cell = "–"
-			}
-			if n == 0 && i == len(cells)-1 {
-				cell = ""
-			}
-			fmt.Fprintf(w, "| %s%s ", cell, strings.Repeat(" ", width[i]-utf8.RuneCountInString(cell)))
-		}
-		fmt.Fprintln(w, "|")
-		if n == 0 {
-			for _, n := range width {
-				fmt.Fprint(w, "|"+strings.Repeat("-", n+2))
-			}
-			fmt.Fprintln(w, "|")
-		}
-	}
+	fmt.Fprint(w, report.Table(table))
 }

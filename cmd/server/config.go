@@ -23,6 +23,7 @@ import (
 	"converger/internal/activity/upload"
 	"converger/internal/auth"
 	"converger/internal/cluster"
+	apphttp "converger/internal/http"
 	"converger/internal/postgres"
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/redis"
@@ -389,12 +390,12 @@ var settings = []setting{
 			return nil
 		}},
 
-	{name: "API_MAX_BYTES", def: "1048576", doc: "Largest request body of the REST APIs, in bytes.",
+	{name: "API_MAX_BYTES", def: strconv.Itoa(apphttp.DefaultMaxBody), doc: "Largest request body of the REST APIs, in bytes.",
 		set: intBetween(func(c *Config) *int { return &c.APIMaxBytes }, 1<<16, 1<<26)},
-	{name: "INBOUND_MAX_BYTES", def: "3145728", doc: "Largest webhook body that a provider may post, in bytes (WhatsApp sends up to 3 MiB).",
+	{name: "INBOUND_MAX_BYTES", def: strconv.Itoa(apphttp.DefaultMaxInboundBody), doc: "Largest webhook body that a provider may post, in bytes (WhatsApp sends up to 3 MiB).",
 		set: intBetween(func(c *Config) *int { return &c.InboundMaxBytes }, 1<<16, 1<<26)},
 
-	{name: "BODY_MEMORY_BYTES", def: "268435456", doc: "Memory for request bodies at one time; beyond it 503 `overloaded`. Webhook senders that have not yet proven themselves by a signature share a quarter of it.",
+	{name: "BODY_MEMORY_BYTES", def: strconv.Itoa(apphttp.DefaultBodyMemory), doc: "Memory for request bodies at one time; beyond it 503 `overloaded`. Webhook senders that have not yet proven themselves by a signature share a quarter of it.",
 		set: intBetween(func(c *Config) *int { return &c.BodyMemory }, 16<<20, 1<<40)},
 
 	{name: "UPLOAD_DIR", def: "uploads", doc: "Folder of uploaded files. Nodes of one installation need the same one.",

@@ -9,7 +9,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"converger/internal/auth"
 	"converger/internal/ratelimit"
 	limitcluster "converger/internal/ratelimit/cluster"
 	"converger/internal/ratelimit/local"
@@ -19,7 +18,7 @@ import (
 
 // counters makes what counts limits, and the clock by which they are counted: for every bucket the backend that it is
 // configured to have.
-func (h *hub) counters(reg prometheus.Registerer) (ratelimit.Store, ratelimit.Clock, error) {
+func (h *hub) counters() (ratelimit.Store, ratelimit.Clock, error) {
 	clock := ratelimit.NewClock()
 	if h.node != nil {
 		clock = ratelimit.ClockFrom(func() ratelimit.Instant { return ratelimit.Instant(h.node.Now()) })
@@ -30,7 +29,7 @@ func (h *hub) counters(reg prometheus.Registerer) (ratelimit.Store, ratelimit.Cl
 		if stores[backend] != nil {
 			continue
 		}
-		s, err := h.counter(backend, clock, reg)
+		s, err := h.counter(backend, clock)
 		if err != nil {
 			return nil, clock, err
 		}
@@ -44,12 +43,12 @@ func (h *hub) counters(reg prometheus.Registerer) (ratelimit.Store, ratelimit.Cl
 	return ratelimit.NewRouter(func(b ratelimit.Bucket) ratelimit.Store { return stores[h.cfg.Backend(b)] }), clock, nil
 }
 
-func (h *hub) counter(backend ratelimit.Backend, clock ratelimit.Clock, reg prometheus.Registerer) (_ ratelimit.Store, err error) {
+func (h *hub) counter(backend ratelimit.Backend, clock ratelimit.Clock) (_ ratelimit.Store, err error) {
 	switch backend {
 	case ratelimit.BackendCluster:
 		h.shared, err = limitcluster.New(limitcluster.Config{
 			MaxKeys: h.cfg.RateLimitMaxKeys, Network: h.node, Clock: clock, SyncInterval: h.cfg.RateLimitSync,
-			FullOnSplit: h.cfg.RateLimitFull, Registerer: reg, Logger: h.log})
+			FullOnSplit: h.cfg.RateLimitFull, Registerer: h.metrics, Logger: h.log})
 		if err == nil {
 			h.node.Handle(limitcluster.Topic, h.shared.Handler())
 		}
@@ -57,7 +56,7 @@ func (h *hub) counter(backend ratelimit.Backend, clock ratelimit.Clock, reg prom
 	case ratelimit.BackendOwner:
 		h.owned, err = owner.New(owner.Config{
 			MaxKeys: h.cfg.RateLimitMaxKeys, Network: h.node, Clock: clock,
-			FullOnSplit: h.cfg.RateLimitFull, Registerer: reg, Logger: h.log})
+			FullOnSplit: h.cfg.RateLimitFull, Registerer: h.metrics, Logger: h.log})
 		if err == nil {
 			h.node.Handle(owner.Topic, h.owned.Handler())
 		}
@@ -67,12 +66,12 @@ func (h *hub) counter(backend ratelimit.Backend, clock ratelimit.Clock, reg prom
 		if err != nil {
 			return nil, fmt.Errorf("RATE_LIMIT_REDIS_URL %w", err)
 		}
-		key, err := auth.DeriveKey([]byte(h.cfg.SecretKeyBase.Reveal()), "rate limit installation")
+		key, _, err := deriveKeys(h.cfg, "rate limit installation")
 		if err != nil {
 			return nil, err
 		}
 		c := redis.Config{Target: target, Installation: hex.EncodeToString(key[:8]), MaxKeys: h.cfg.RateLimitMaxKeys, Clock: clock,
-			Registerer: reg, Logger: h.log}
+			Registerer: h.metrics, Logger: h.log}
 		if h.node != nil {
 			c.Nodes = func() int { return h.node.View().Alive }
 		}
@@ -81,7 +80,7 @@ func (h *hub) counter(backend ratelimit.Backend, clock ratelimit.Clock, reg prom
 	}
 	return local.New(local.Config{
 		MaxKeys: h.cfg.RateLimitMaxKeys, Clock: clock,
-		Registerer: prometheus.WrapRegistererWith(prometheus.Labels{"backend": "local"}, reg)})
+		Registerer: prometheus.WrapRegistererWith(prometheus.Labels{"backend": "local"}, h.metrics)})
 }
 
 // countersPatience is how long a start waits for the counts of the others.

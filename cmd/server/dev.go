@@ -284,7 +284,7 @@ func (c devCmd) seed(ctx context.Context, h *hub, base, url string) (demo, error
 	if err := h.directory.Load(ctx); err != nil {
 		return demo{}, err
 	}
-	d := demo{BaseURL: base, DatabaseURL: url, Channels: map[string]demoHub{}}
+	d := demo{BaseURL: base, DatabaseURL: url, Channels: map[string]demoChannel{}}
 
 	tenant, err := c.seedTenant(ctx, h, by)
 	if err != nil {
@@ -323,7 +323,7 @@ func (c devCmd) seed(ctx context.Context, h *hub, base, url string) (demo, error
 				return demo{}, err
 			}
 		}
-		shown, err := newDemoHub(ch)
+		shown, err := newDemoChannel(ch)
 		if err != nil {
 			return demo{}, err
 		}
@@ -354,24 +354,10 @@ func (h *hub) knowsOperator(hash [32]byte) bool {
 // seedTenant finds the demo tenant or makes it.
 func (c devCmd) seedTenant(ctx context.Context, h *hub, by tenants.Actor) (tenants.Tenant, error) {
 	t, err := h.tenants.Create(ctx, by, tenants.NewTenant{Name: demoTenantName})
-	if !errors.Is(err, tenants.ErrNameTaken) {
-		return t, err
+	if errors.Is(err, tenants.ErrNameTaken) {
+		return h.tenants.ByName(ctx, demoTenantName)
 	}
-	for after := uuid.Nil; ; {
-		page, err := h.tenants.ListAllTenants(ctx, after, 100)
-		if err != nil {
-			return tenants.Tenant{}, err
-		}
-		if len(page) == 0 {
-			return tenants.Tenant{}, fmt.Errorf("the tenant %q was there a moment ago", demoTenantName)
-		}
-		for _, t := range page {
-			if strings.EqualFold(t.Name, demoTenantName) {
-				return t, nil
-			}
-			after = t.ID
-		}
-	}
+	return t, err
 }
 
 // demoChannels are the channels of the demo; their names are the keys in demo.json.
@@ -429,20 +415,6 @@ func seedUser(ctx context.Context, h *hub, by tenants.Actor, realm auth.Realm, r
 		err = h.users.SetPassword(ctx, by, realm, u.ID, password, false)
 	}
 	return demoUser{Email: u.Email, Password: password.Reveal()}, err
-}
-
-func newDemoHub(ch channel.Channel) (demoHub, error) {
-	var config struct {
-		URL         string `json:"url"`
-		AppSecret   string `json:"app_secret"`
-		VerifyToken string `json:"verify_token"`
-		PhoneID     string `json:"phone_number_id"`
-	}
-	if err := json.Unmarshal(ch.Config, &config); err != nil {
-		return demoHub{}, fmt.Errorf("config of channel %s: %w", ch.Name, err)
-	}
-	return demoHub{ID: ch.ID.String(), Secret: ch.Secret.Reveal(), URL: config.URL,
-		AppSecret: config.AppSecret, VerifyToken: config.VerifyToken, PhoneID: config.PhoneID}, nil
 }
 
 // welcome says what to paste next.

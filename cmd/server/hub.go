@@ -59,7 +59,12 @@ type hub struct {
 	owned  *owner.Store        // likewise
 	remote *redis.Store        // likewise
 
+	hasher   ratelimit.Hasher
+	limiter  *ratelimit.Limiter
+	throttle *ratelimit.Login
+
 	tenants    *tenants.Store
+	registry   *channel.Registry
 	channels   *channel.Store
 	directory  *tenants.Directory
 	usage      *auth.Usage
@@ -72,6 +77,7 @@ type hub struct {
 	sweeper    *upload.Sweeper
 	deliveries *delivery.Service
 	rules      *delivery.Rules
+	inbound    *inbound.Service
 	jobs       *jobs.Client
 
 	connections *connlimit.Limiter
@@ -112,7 +118,7 @@ func newTokens(cfg Config) (*auth.Tokens, error) {
 }
 
 // setSignIn makes what people sign in with.
-func (h *hub) setSignIn(throttle *ratelimit.Login, reg prometheus.Registerer) error {
+func (h *hub) setSignIn() error {
 	passwords, err := auth.NewPasswords(h.cfg.BcryptCost)
 	if err != nil {
 		return err
@@ -128,8 +134,8 @@ func (h *hub) setSignIn(throttle *ratelimit.Login, reg prometheus.Registerer) er
 	h.users = auth.NewUsers(h.pool, passwords)
 	h.sessions = auth.NewSessions(h.pool, auth.SessionOptions{Idle: h.cfg.SessionIdle, Absolute: h.cfg.SessionAbsolute},
 		sessionKey, retiredSessionKeys...)
-	h.signIn, err = auth.NewSignIn(auth.SignInConfig{Users: h.users, Sessions: h.sessions, Throttle: throttle, Directory: h.directory,
-		Key: deviceKey, Retired: retiredDeviceKeys, Refusals: h.refusals, Registerer: reg, Logger: h.log})
+	h.signIn, err = auth.NewSignIn(auth.SignInConfig{Users: h.users, Sessions: h.sessions, Throttle: h.throttle, Directory: h.directory,
+		Key: deviceKey, Retired: retiredDeviceKeys, Refusals: h.refusals, Registerer: h.metrics, Logger: h.log})
 	return err
 }
 
@@ -142,11 +148,8 @@ func newAdapters(cfg Config, log *slog.Logger) (*channel.Registry, error) {
 	return channel.NewRegistry(echo.New(), webhook.New(guard, log), whatsappinfobip.New(guard, log), whatsappmeta.New(log)), nil
 }
 
-// newHub makes a node. It reads nothing and starts nothing; close it in any case.
-func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err error) {
-	reg := prometheus.NewRegistry()
-	h := &hub{cfg: cfg, log: log, metrics: reg}
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+// newMetrics makes the registry of the node's metrics, with those of the process.
+func newMetrics(cfg Config) *prometheus.Registry {
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "converger_build_info", Help: "1, with the version of the program.", ConstLabels: prometheus.Labels{"version": version}})
 	build.Set(1)
@@ -155,8 +158,14 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 	if cfg.RateLimitEnabled {
 		limiting.Set(1)
 	}
-	reg.MustRegister(build, limiting)
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), build, limiting)
+	return reg
+}
 
+// newHub makes a node. It reads nothing and starts nothing; close it in any case.
+func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err error) {
+	h := &hub{cfg: cfg, log: log, metrics: newMetrics(cfg)}
 	h.pool, err = postgres.Open(ctx, cfg.DatabaseURL.Reveal(), postgres.Options{MaxConns: int32(cfg.PoolSize), AppName: "converger"})
 	if err != nil {
 		return nil, err
@@ -167,80 +176,98 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 		}
 	}()
 	if cfg.Clustered() {
-		if err := h.join(ctx, reg); err != nil {
+		if err := h.join(ctx); err != nil {
 			return nil, err
 		}
 	}
-	box, err := newBox(cfg)
-	if err != nil {
+	if err := h.setLimits(); err != nil {
 		return nil, err
 	}
-	registry, err := newAdapters(cfg, log)
-	if err != nil {
-		return nil, err
-	}
-	tokens, err := newTokens(cfg)
-	if err != nil {
-		return nil, err
-	}
-	cursorKey, err := auth.DeriveKey([]byte(cfg.SecretKeyBase.Reveal()), "page cursors")
-	if err != nil {
-		return nil, err
-	}
-	limiterKey, err := auth.DeriveKey([]byte(cfg.SecretKeyBase.Reveal()), "rate limit keys")
-	if err != nil {
-		return nil, err
-	}
-	hasher, err := ratelimit.NewHasher(limiterKey)
-	if err != nil {
-		return nil, err
-	}
-	counters, clock, err := h.counters(reg)
-	if err != nil {
-		return nil, err
-	}
-	limiter, err := ratelimit.New(ratelimit.Config{
-		Store: counters, Clock: clock, Operator: cfg.RateLimits, Disabled: !cfg.RateLimitEnabled, Registerer: reg})
-	if err != nil {
-		return nil, err
-	}
-	throttle := ratelimit.NewLogin(limiter, hasher)
-
 	h.tenants = tenants.NewStore(h.pool)
-	h.channels = channel.NewStore(h.pool, box, registry)
 	h.directory = tenants.NewDirectory(h.pool, tenants.DirectoryOptions{
-		TTL: cfg.DirectoryTTL, Derive: apphttp.NewDeriver(hasher, log), Registerer: reg, Logger: log})
+		TTL: cfg.DirectoryTTL, Derive: apphttp.NewDeriver(h.hasher, log), Registerer: h.metrics, Logger: log})
 	h.usage = auth.NewUsage(h.tenants, log)
-	if h.refusals, err = auth.NewRefusals(h.tenants, reg, log); err != nil {
+	if h.refusals, err = auth.NewRefusals(h.tenants, h.metrics, log); err != nil {
 		return nil, err
 	}
-	if err := h.setSignIn(throttle, reg); err != nil {
-		return nil, err
+	for _, set := range []func() error{h.setSignIn, h.setMessages, h.setFront} {
+		if err := set(); err != nil {
+			return nil, err
+		}
 	}
-	h.deliveries = delivery.NewService(h.pool, h.channels, registry, h.directory, delivery.Options{
-		Workers: cfg.Workers, Pacer: delivery.NewPacer(limiter, hasher), Registerer: reg, Logger: log})
-	h.activities = activity.NewStore(h.pool, h.deliveries, h.deliveries, activity.Options{Registerer: reg, Logger: log})
-	h.deliveries.SetAppender(h.activities.Append)
-	h.rules = delivery.NewRules(h.pool, registry)
-	h.files = upload.NewDir(cfg.UploadDir)
-	h.sweeper = upload.NewSweeper(h.files, h.activities.OrphanUploadsAllTenants, reg, log)
-	received := inbound.NewService(h.pool, h.channels, registry, h.activities, h.deliveries, inbound.Options{Registerer: reg, Logger: log})
-	h.jobs, err = jobs.New(h.pool, h.deliveries, jobs.Options{
-		Workers: cfg.Workers, SoftStop: cfg.ShutdownTimeout / 2, HardStop: cfg.ShutdownTimeout / 4,
-		Sessions: h.sessions, Logger: log})
-	if err != nil {
-		return nil, err
-	}
-	h.jobs.SetInbound(received)
-	h.deliveries.SetJobs(h.jobs)
-	received.SetJobs(h.jobs)
+	return h, nil
+}
 
-	h.connections, err = newConnLimiter(cfg, h.directory, reg, log)
+// setLimits makes what limits requests and attempts to sign in.
+func (h *hub) setLimits() error {
+	key, _, err := deriveKeys(h.cfg, "rate limit keys")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	view := overview.Config{Limiter: limiter, Login: throttle, Policy: apphttp.NewPolicyOf(limiter, h.directory), Name: cfg.cluster().NodeName, Version: version}
-	if cfg.ConnLimitEnabled {
+	if h.hasher, err = ratelimit.NewHasher(key); err != nil {
+		return err
+	}
+	counters, clock, err := h.counters()
+	if err != nil {
+		return err
+	}
+	h.limiter, err = ratelimit.New(ratelimit.Config{
+		Store: counters, Clock: clock, Operator: h.cfg.RateLimits, Disabled: !h.cfg.RateLimitEnabled, Registerer: h.metrics})
+	if err != nil {
+		return err
+	}
+	h.throttle = ratelimit.NewLogin(h.limiter, h.hasher)
+	return nil
+}
+
+// setMessages makes what takes messages in and sends them out.
+func (h *hub) setMessages() error {
+	box, err := newBox(h.cfg)
+	if err != nil {
+		return err
+	}
+	if h.registry, err = newAdapters(h.cfg, h.log); err != nil {
+		return err
+	}
+	h.channels = channel.NewStore(h.pool, box, h.registry)
+	h.deliveries = delivery.NewService(h.pool, h.channels, h.registry, h.directory, delivery.Options{
+		Workers: h.cfg.Workers, Pacer: delivery.NewPacer(h.limiter, h.hasher), Registerer: h.metrics, Logger: h.log})
+	h.activities = activity.NewStore(h.pool, h.deliveries, h.deliveries, activity.Options{Registerer: h.metrics, Logger: h.log})
+	h.rules = delivery.NewRules(h.pool, h.registry)
+	h.files = upload.NewDir(h.cfg.UploadDir)
+	h.sweeper = upload.NewSweeper(h.files, h.activities.OrphanUploadsAllTenants, h.metrics, h.log)
+	h.inbound = inbound.NewService(h.pool, h.channels, h.registry, h.activities, h.deliveries, inbound.Options{Registerer: h.metrics, Logger: h.log})
+	h.jobs, err = jobs.New(h.pool, h.deliveries, jobs.Options{
+		Workers: h.cfg.Workers, SoftStop: h.cfg.ShutdownTimeout / 2, HardStop: h.cfg.ShutdownTimeout / 4,
+		Sessions: h.sessions, Logger: h.log})
+	if err != nil {
+		return err
+	}
+	// Two circles are closed here: an activity makes deliveries, whose replies become activities; and jobs work deliveries and
+	// events, which make jobs.
+	h.deliveries.SetAppender(h.activities.Append)
+	h.deliveries.SetJobs(h.jobs)
+	h.inbound.SetJobs(h.jobs)
+	h.jobs.SetInbound(h.inbound)
+	return nil
+}
+
+// setFront makes what clients and operators talk to.
+func (h *hub) setFront() error {
+	tokens, err := newTokens(h.cfg)
+	if err != nil {
+		return err
+	}
+	cursorKey, _, err := deriveKeys(h.cfg, "page cursors")
+	if err != nil {
+		return err
+	}
+	h.connections, err = newConnLimiter(h.cfg, h.directory, h.metrics, h.log)
+	if err != nil {
+		return err
+	}
+	view := overview.Config{Limiter: h.limiter, Login: h.throttle, Policy: apphttp.NewPolicyOf(h.limiter, h.directory), Name: h.cfg.cluster().NodeName, Version: version}
+	if h.cfg.ConnLimitEnabled {
 		view.Connections = func() overview.Connections { return connectionsOf(h.connections.Snapshot()) }
 	}
 	if h.node != nil {
@@ -251,23 +278,20 @@ func newHub(ctx context.Context, cfg Config, log *slog.Logger) (_ *hub, err erro
 		h.node.Handle(overview.Topic, seen.Handler())
 	}
 	h.handler, err = apphttp.New(apphttp.Deps{
-		Directory: h.directory, Tenants: h.tenants, Channels: h.channels, Registry: registry, Activities: h.activities,
+		Directory: h.directory, Tenants: h.tenants, Channels: h.channels, Registry: h.registry, Activities: h.activities,
 		Uploads: upload.NewIntake(h.files, upload.Options{
-			MaxBytes: int64(cfg.UploadMaxBytes), Types: cfg.UploadAllowedTypes, Registerer: reg}),
-		Deliveries: h.deliveries, Rules: h.rules, Inbound: received, Limiter: limiter, Overview: seen, Hasher: hasher, Tokens: tokens, Usage: h.usage, Refusals: h.refusals,
+			MaxBytes: int64(h.cfg.UploadMaxBytes), Types: h.cfg.UploadAllowedTypes, Registerer: h.metrics}),
+		Deliveries: h.deliveries, Rules: h.rules, Inbound: h.inbound, Limiter: h.limiter, Overview: seen, Hasher: h.hasher, Tokens: tokens, Usage: h.usage, Refusals: h.refusals,
 		Users: h.users, Sessions: h.sessions, SignIn: h.signIn,
-		CursorKey: cursorKey, Pages: web.Files(), Logger: log, Registerer: reg, Gatherer: reg,
+		CursorKey: cursorKey, Pages: web.Files(), Logger: h.log, Registerer: h.metrics, Gatherer: h.metrics,
 		Checks: h.checks(), Draining: h.draining.Load,
 		Config: apphttp.Config{
-			Version: version, PublicURL: cfg.PublicURL, TrustedProxies: cfg.TrustedProxies, AdminNets: cfg.AdminNets, CORSOrigins: cfg.CORSOrigins,
-			MetricsToken: cfg.MetricsToken, MetricsNets: cfg.MetricsAllowedIPs, TellDecisionTime: cfg.RateLimitTell,
-			MaxBody: int64(cfg.APIMaxBytes), MaxInboundBody: int64(cfg.InboundMaxBytes), BodyMemory: int64(cfg.BodyMemory),
+			Version: version, PublicURL: h.cfg.PublicURL, TrustedProxies: h.cfg.TrustedProxies, AdminNets: h.cfg.AdminNets, CORSOrigins: h.cfg.CORSOrigins,
+			MetricsToken: h.cfg.MetricsToken, MetricsNets: h.cfg.MetricsAllowedIPs, TellDecisionTime: h.cfg.RateLimitTell,
+			MaxBody: int64(h.cfg.APIMaxBytes), MaxInboundBody: int64(h.cfg.InboundMaxBytes), BodyMemory: int64(h.cfg.BodyMemory),
 		},
 	})
-	if err != nil {
-		return nil, err
-	}
-	return h, nil
+	return err
 }
 
 // newConnLimiter makes what bounds the connections of clients.
@@ -294,14 +318,14 @@ func connectionsOf(s connlimit.Snapshot) overview.Connections {
 }
 
 // join makes the node's place in the cluster.
-func (h *hub) join(ctx context.Context, reg prometheus.Registerer) (err error) {
+func (h *hub) join(ctx context.Context) (err error) {
 	// A pool of its own: a heartbeat that waits for requests would be late when it matters.
 	h.beats, err = postgres.Open(ctx, h.cfg.DatabaseURL.Reveal(), postgres.Options{MaxConns: 1, AppName: "converger heartbeat"})
 	if err != nil {
 		return err
 	}
 	c := h.cfg.cluster()
-	c.Database, c.Registerer, c.Logger = h.beats, reg, h.log
+	c.Database, c.Registerer, c.Logger = h.beats, h.metrics, h.log
 	c.Starting = true // until startCounters has brought what the others have counted
 	if off := h.cfg.ClusterClockOffset; off != 0 {
 		h.log.Warn("this node's clock is set off, for a test (CLUSTER_TEST_CLOCK_OFFSET_MS)", slog.Duration("offset", off))

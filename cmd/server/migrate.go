@@ -6,37 +6,12 @@ import (
 	"io"
 	"strings"
 
-	"converger/internal/postgres"
 	"converger/migrations"
 )
 
 type migrateCmd struct {
 	Up     migrateUpCmd     `cmd:"" help:"Apply what is missing. Safe to run on several nodes at once, and again."`
 	Status migrateStatusCmd `cmd:"" help:"Show what is applied and what is missing. Changes nothing; fails when something is missing."`
-}
-
-// databaseFlag is how commands that need nothing but the database find it.
-type databaseFlag struct {
-	DatabaseURL string `help:"The database; default is the environment's DATABASE_URL or DATABASE_URL_FILE." placeholder:"postgres://…"`
-}
-
-func (f databaseFlag) url(e *env) (string, error) {
-	if f.DatabaseURL != "" {
-		return f.DatabaseURL, nil
-	}
-	for _, s := range settings {
-		if s.name != "DATABASE_URL" {
-			continue
-		}
-		value, err := s.value(e.getenv)
-		if err != nil {
-			return "", err
-		}
-		if value != "" {
-			return value, nil
-		}
-	}
-	return "", errors.New("which database? Set DATABASE_URL, or pass --database-url postgres://user:password@host/database")
 }
 
 type migrateUpCmd struct {
@@ -77,11 +52,7 @@ type migrateStatusCmd struct {
 }
 
 func (c migrateStatusCmd) Run(e *env) error {
-	url, err := c.url(e)
-	if err != nil {
-		return err
-	}
-	pool, err := postgres.Open(e.ctx, url, postgres.Options{MaxConns: 2, AppName: "converger migrate"})
+	pool, err := c.open(e)
 	if err != nil {
 		return err
 	}

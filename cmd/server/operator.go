@@ -6,9 +6,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"converger/internal/postgres"
 	"converger/internal/tenants"
 )
 
@@ -18,19 +15,6 @@ type operatorCmd struct {
 	Create operatorCreateCmd `cmd:"" help:"Make an operator token, for the management API, straight in the database, and print it once."`
 	List   operatorListCmd   `cmd:"" help:"List the operator tokens, straight from the database."`
 	Revoke operatorRevokeCmd `cmd:"" help:"Revoke a token; running nodes refuse it within a second."`
-}
-
-// byCommandLine is the actor in the audit log.
-func byCommandLine() tenants.Actor {
-	return tenants.Actor{Type: tenants.ActorSystem, ID: "command line"}
-}
-
-func (f databaseFlag) open(e *env) (*pgxpool.Pool, error) {
-	url, err := f.url(e)
-	if err != nil {
-		return nil, err
-	}
-	return postgres.Open(e.ctx, url, postgres.Options{MaxConns: 2, AppName: "converger operator"})
 }
 
 type operatorCreateCmd struct {

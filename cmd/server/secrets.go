@@ -16,7 +16,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"converger/internal/channel"
-	"converger/internal/postgres"
 	"converger/internal/secrets"
 	"converger/internal/secrets/rotate"
 	"converger/internal/tenants"
@@ -60,24 +59,6 @@ func newRing(getenv func(string) string) (ring, error) {
 		}
 	}
 	return r, nil
-}
-
-// with runs fn on the database with the keys of the environment.
-func (f databaseFlag) withRing(e *env, fn func(*pgxpool.Pool, ring) error) error {
-	keys, err := newRing(e.getenv)
-	if err != nil {
-		return err
-	}
-	url, err := f.url(e)
-	if err != nil {
-		return err
-	}
-	pool, err := postgres.Open(e.ctx, url, postgres.Options{MaxConns: 2, AppName: "converger secrets"})
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	return fn(pool, keys)
 }
 
 var errNotRotated = errors.New("not everything is sealed by CLOAK_KEY")

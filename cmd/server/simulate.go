@@ -2,11 +2,8 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	"converger/internal/simulate"
@@ -16,69 +13,6 @@ type simulateCmd struct {
 	WhatsApp simulateWhatsAppCmd `cmd:"" name:"whatsapp" help:"Post signed WhatsApp Cloud API webhooks: by default one batch with two texts, an image and a status."`
 	Webhook  simulateWebhookCmd  `cmd:"" help:"Post signed generic webhooks."`
 	Receiver simulateReceiverCmd `cmd:"" help:"Receive deliveries: print them, verify their signatures, and misbehave on request."`
-}
-
-// demoFlags find the demo's file, so that a newcomer needs no ids and secrets.
-type demoFlags struct {
-	Dir string `help:"Folder of the development hub, whose demo.json fills in what is not given." default:".dev" type:"path"`
-}
-
-// demo is DIR/demo.json: what `server dev` made, for people, scripts and the simulators.
-type demo struct {
-	BaseURL         string             `json:"base_url"`
-	DatabaseURL     string             `json:"database_url"`
-	ManagementToken string             `json:"management_token"`
-	Tenant          demoTenant         `json:"tenant"`
-	Channels        map[string]demoHub `json:"channels"`
-	Admin           demoUser           `json:"admin"`
-	User            demoUser           `json:"user"` // of the tenant
-	Nodes           []demoNode         `json:"nodes"`
-}
-
-type demoUser struct {
-	Email    string `json:"email"`
-	Password string `json:"password"`
-}
-
-type demoNode struct {
-	BaseURL string `json:"base_url"`
-	PID     int    `json:"pid"`
-}
-
-// write replaces the file in a folder.
-func (d demo) write(dir string) error { return writeJSON(filepath.Join(dir, demoFile), d) }
-
-type demoTenant struct {
-	ID     string `json:"id"`
-	Name   string `json:"name"`
-	APIKey string `json:"api_key"`
-}
-
-type demoHub struct {
-	ID          string `json:"id"`
-	Secret      string `json:"secret"`
-	URL         string `json:"url,omitempty"`
-	AppSecret   string `json:"app_secret,omitempty"`
-	VerifyToken string `json:"verify_token,omitempty"`
-	PhoneID     string `json:"phone_number_id,omitempty"`
-}
-
-const demoFile = "demo.json"
-
-// read returns the zero demo when there is no file.
-func (f demoFlags) read() (demo, error) {
-	b, err := os.ReadFile(filepath.Join(f.Dir, demoFile))
-	if errors.Is(err, os.ErrNotExist) {
-		return demo{}, nil
-	}
-	if err != nil {
-		return demo{}, err
-	}
-	var d demo
-	if err := json.Unmarshal(b, &d); err != nil {
-		return demo{}, fmt.Errorf("%s: %w", filepath.Join(f.Dir, demoFile), err)
-	}
-	return d, nil
 }
 
 // sendFlags are those of both senders.
@@ -97,12 +31,12 @@ type sendFlags struct {
 }
 
 // options fills in what the flags left open: kind is the demo's name of the channel.
-func (f sendFlags) options(e *env, kind string) (simulate.SendOptions, demoHub, error) {
+func (f sendFlags) options(e *env, kind string) (simulate.SendOptions, demoChannel, error) {
 	d, err := f.read()
 	if err != nil {
-		return simulate.SendOptions{}, demoHub{}, err
+		return simulate.SendOptions{}, demoChannel{}, err
 	}
-	hub := d.Channels[kind]
+	ch := d.Channels[kind]
 	o := simulate.SendOptions{
 		BaseURL: f.BaseURL, ChannelID: given(f.Channel), Messages: f.Messages, Repeat: f.Repeat, Shuffle: f.Shuffle,
 		BadSignature: f.BadSignature, Seed: f.Seed, Timeout: f.Timeout, Yes: f.Yes, Out: e.stdout,
@@ -112,22 +46,22 @@ func (f sendFlags) options(e *env, kind string) (simulate.SendOptions, demoHub, 
 	}
 	switch {
 	case o.ChannelID == "":
-		o.ChannelID = hub.ID
-	case o.ChannelID != hub.ID:
-		hub = demoHub{ID: o.ChannelID} // another channel: the demo's secrets are not its own
+		o.ChannelID = ch.ID
+	case o.ChannelID != ch.ID:
+		ch = demoChannel{ID: o.ChannelID} // another channel: the demo's secrets are not its own
 		for _, c := range d.Channels {
 			if c.ID == o.ChannelID {
-				hub = c
+				ch = c
 			}
 		}
 	}
 	switch {
 	case o.BaseURL == "":
-		return o, hub, fmt.Errorf("which hub? Start one with `server dev`, or pass --base-url (no %s in %s)", demoFile, f.Dir)
+		return o, ch, fmt.Errorf("which hub? Start one with `server dev`, or pass --base-url (no %s in %s)", demoFile, f.Dir)
 	case o.ChannelID == "":
-		return o, hub, errors.New("which channel? Pass --channel ID")
+		return o, ch, errors.New("which channel? Pass --channel ID")
 	}
-	return o, hub, nil
+	return o, ch, nil
 }
 
 var errNoSecret = errors.New("which secret? Pass --secret; the demo's file knows none for this channel")
@@ -141,7 +75,7 @@ type simulateWhatsAppCmd struct {
 }
 
 func (c simulateWhatsAppCmd) Run(e *env) error {
-	o, hub, err := c.options(e, "whatsapp_meta")
+	o, ch, err := c.options(e, "whatsapp_meta")
 	if err != nil {
 		return err
 	}
@@ -150,7 +84,7 @@ func (c simulateWhatsAppCmd) Run(e *env) error {
 		statuses = -1 // the library's word for none
 	}
 	w := simulate.WhatsAppOptions{
-		SendOptions: o, AppSecret: cmp.Or(c.Secret, hub.AppSecret), PhoneNumberID: cmp.Or(c.PhoneNumberID, hub.PhoneID),
+		SendOptions: o, AppSecret: cmp.Or(c.Secret, ch.AppSecret), PhoneNumberID: cmp.Or(c.PhoneNumberID, ch.PhoneID),
 		Statuses: statuses, People: c.People, Batch: c.Batch,
 	}
 	if w.AppSecret == "" {
@@ -169,12 +103,12 @@ type simulateWebhookCmd struct {
 }
 
 func (c simulateWebhookCmd) Run(e *env) error {
-	o, hub, err := c.options(e, "webhook")
+	o, ch, err := c.options(e, "webhook")
 	if err != nil {
 		return err
 	}
 	w := simulate.WebhookOptions{
-		SendOptions: o, Secret: cmp.Or(c.Secret, hub.Secret), Scheme: simulate.Scheme(c.Scheme),
+		SendOptions: o, Secret: cmp.Or(c.Secret, ch.Secret), Scheme: simulate.Scheme(c.Scheme),
 		Text: c.Text, Sender: c.Sender, ExternalID: c.ExternalID, IdempotencyKey: c.IdempotencyKey,
 	}
 	if w.Secret == "" {
@@ -208,10 +142,10 @@ func (c simulateReceiverCmd) Run(e *env) error {
 		return err
 	}
 	known := c.Secret
-	switch hub, ok := d.Channels["webhook"]; {
+	switch ch, ok := d.Channels["webhook"]; {
 	case len(known) > 0:
 	case ok:
-		known = []string{hub.Secret}
+		known = []string{ch.Secret}
 		fmt.Fprintln(e.stdout, "Signatures are checked with the secret of the demo's webhook channel.")
 	default:
 		fmt.Fprintf(e.stdout, "Signatures are not checked: there is no %s in %s. Pass --secret.\n", demoFile, c.Dir)

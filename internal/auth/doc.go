@@ -6,9 +6,9 @@
 // directory does not know may be newer than the directory: [Authenticator] says so (ErrUnknown), and the caller decides
 // whether one early poll is worth it.
 //
-// Client tokens are HS256 JWTs. The algorithm is fixed here and never read from the token; the signing key is derived
-// from SECRET_KEY_BASE for this one purpose ([DeriveKey]), so that no other text signed with the same secret passes as a
-// token; retired secrets go on verifying until they are taken out of the configuration.
+// Client tokens are HS256 JWTs. The algorithm is fixed here and never read from the token. The program derives a key for this
+// one purpose from SECRET_KEY_BASE ([DeriveKey]), and [NewTokens] from that the key that signs, so that no other text signed
+// with the same secret passes as a token; retired secrets go on verifying until they are taken out of the configuration.
 //
 // People are users of two realms, the installation's ([Admins]) and each tenant's ([TenantRealm]); [Users] makes and changes
 // them, with a bcrypt hash of their password. [SignIn] opens a session by password or by one-time link: names are brought to

@@ -65,12 +65,12 @@ type Tokens struct {
 	keys  map[string][]byte
 }
 
-// NewTokens derives the signing key from the current secret (SECRET_KEY_BASE), and keys that only verify from the
-// retired ones.
-func NewTokens(current []byte, retired ...[]byte) (*Tokens, error) {
-	t := &Tokens{keys: make(map[string][]byte, 1+len(retired))}
-	for i, secret := range append([][]byte{current}, retired...) {
-		key, err := DeriveKey(secret, tokenPurpose)
+// NewTokens takes keys that were made for client tokens ([DeriveKey]), the retired ones of which only verify. The key that
+// signs is derived from them once more, for its version.
+func NewTokens(key []byte, retiredKeys ...[]byte) (*Tokens, error) {
+	t := &Tokens{keys: make(map[string][]byte, 1+len(retiredKeys))}
+	for i, made := range append([][]byte{key}, retiredKeys...) {
+		key, err := DeriveKey(made, tokenPurpose)
 		if err != nil {
 			return nil, err
 		}

@@ -691,7 +691,7 @@ func TestLimitPages(t *testing.T) {
 			a.has(t, `name="burst" type="text" value="`+v+`"`)
 		}
 	}
-	if own := must(f.Tenants.Limits(t.Context(), f.tenant.ID)); string(own) != "{}" {
+	if own := must(f.Tenants.Get(t.Context(), f.tenant.ID)).Limits; string(own) != "{}" {
 		t.Errorf("refused forms saved %s", own)
 	}
 

@@ -565,7 +565,7 @@ func TestTryALimitOnItsPage(t *testing.T) {
 	f.post(t, one+"activity_create", form, admin).has(t, "Not saved yet.", "there is nothing to try the limit against")
 	f.flood(t)
 	f.post(t, one+"activity_create", form, admin).has(t, "Not saved yet.", "Of 5 activities since", "The busiest second had")
-	if own := must(f.Tenants.Limits(t.Context(), f.tenant.ID)); strings.Contains(string(own), `"limit": 1,`) {
+	if own := must(f.Tenants.Get(t.Context(), f.tenant.ID)).Limits; strings.Contains(string(own), `"limit": 1,`) {
 		t.Errorf("trying saved %s", own)
 	}
 }

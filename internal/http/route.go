@@ -80,19 +80,6 @@ type route struct {
 	series *routeSeries
 }
 
-// onLimiterFailure says what happens when the limiter's backend can't decide for the whole cluster. It is a property of
-// the bucket, kept by the stores: guards of credentials go on by this node's strict share, the others by its fair one;
-// no route turns into a 5xx because of the limiter.
-func (rt *route) onLimiterFailure() string {
-	switch {
-	case rt.bucket == 0:
-		return "-"
-	case rt.bucket.Info().Guard:
-		return "closed"
-	}
-	return "local"
-}
-
 // countsAddress tells whether the route's limit counts client addresses, and so comes ahead of any credential.
 func (rt *route) countsAddress() bool {
 	return rt.bucket != 0 && rt.bucket.Info().Subject == ratelimit.SubjectIP
@@ -437,11 +424,6 @@ func (rt route) takes(b bodyKind) route {
 
 func (rt route) limitedBy(b ratelimit.Bucket) route {
 	rt.bucket = b
-	return rt
-}
-
-func (rt route) with(a credential) route {
-	rt.auth = a
 	return rt
 }
 

@@ -16,6 +16,19 @@ import (
 	"converger/internal/ratelimit"
 )
 
+// onLimiterFailure says what happens when the limiter's backend can't decide for the whole cluster. It is a property of
+// the bucket, kept by the stores: guards of credentials go on by this node's strict share, the others by its fair one;
+// no route turns into a 5xx because of the limiter.
+func (rt *route) onLimiterFailure() string {
+	switch {
+	case rt.bucket == 0:
+		return "-"
+	case rt.bucket.Info().Guard:
+		return "closed"
+	}
+	return "local"
+}
+
 // The route table is reviewed as a file: what each route demands, and what limits it.
 func TestRouteTable(t *testing.T) {
 	t.Parallel()

@@ -115,11 +115,11 @@ type Config struct {
 	HandlerTimeout time.Duration // for everything behind the guards, body included; 0: DefaultHandlerTimeout
 }
 
-// Defaults of Config. A body of the largest activity is below 256 KiB: 64 KiB of text, ten attachments of 4 KiB, 16 KiB
-// of metadata, escapes. Meta's webhooks reach 3 MB.
+// Defaults of Config. The largest activity has 64 KiB of text, ten attachments of 4 KiB and 16 KiB of metadata: 120 KiB, and
+// six times that from a client that escapes every character. Meta's webhooks reach 3 MB.
 const (
-	DefaultMaxBody        = 256 << 10
-	DefaultMaxInboundBody = 4 << 20
+	DefaultMaxBody        = 1 << 20
+	DefaultMaxInboundBody = 3 << 20
 	DefaultBodyMemory     = 256 << 20
 	DefaultBodyTimeout    = 15 * time.Second
 	DefaultHandlerTimeout = 30 * time.Second

@@ -17,9 +17,9 @@ import (
 func (s *server) registerSignInRoutes(a area, session credential) {
 	open := route{method: http.MethodGet, area: a}
 	s.register(open.at(a.home()+"/login", s.showSignIn))
-	s.register(open.by(http.MethodPost).with(credentialPassword).takes(bodyFields).at(a.home()+"/login", s.signIn))
+	s.register(open.by(http.MethodPost).of(credentialPassword).takes(bodyFields).at(a.home()+"/login", s.signIn))
 	s.register(open.at(a.home()+"/link/{token}", s.showLink))
-	s.register(open.by(http.MethodPost).with(credentialLink).at(a.home()+"/link/{token}", s.useLink))
+	s.register(open.by(http.MethodPost).of(credentialLink).at(a.home()+"/link/{token}", s.useLink))
 
 	own := route{method: http.MethodGet, area: a, auth: session, bucket: ratelimit.WebPage, anyPassword: true}
 	s.register(own.at(a.home()+"/password", s.showPassword))

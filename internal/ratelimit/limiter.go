@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,7 +34,6 @@ type Limiter struct {
 	meter    *meter
 	watches  [NumBuckets]*watch
 	started  Instant
-	lists    sync.Pool // of *[]Item, for CheckAll
 }
 
 // New makes a limiter. It starts nothing.
@@ -47,7 +45,6 @@ func New(c Config) (*Limiter, error) {
 	if l.clock.IsZero() {
 		l.clock = NewClock()
 	}
-	l.lists.New = func() any { s := make([]Item, 0, 4); return &s }
 	l.started = l.clock.Now()
 	for _, b := range Buckets() {
 		l.watches[b] = newWatch(b)
@@ -157,54 +154,8 @@ func (l *Limiter) note(it Item, o outcome, waitMs uint32, now Instant) (unnamed 
 	return l.meter.due(b, o, n, now) && l.watches[b].see(l.meter, &it, o, n, waitMs, now)
 }
 
-// CheckAll spends every item or none; the strictest decision is the answer.
-// Items without a policy are skipped. Items in count mode are asked only when
-// the others admit, since else the request does not go on.
-func (l *Limiter) CheckAll(ctx context.Context, now Instant, items ...Item) Decision {
-	list := l.lists.Get().(*[]Item)
-	defer l.lists.Put(list)
-	enforced := (*list)[:0]
-	for _, it := range items {
-		if l.applies(it.Policy) && !it.Policy.count {
-			enforced = append(enforced, it)
-		}
-	}
-	*list = enforced
-	d := Decision{At: now, Allowed: true}
-	if len(enforced) > 0 {
-		d = l.store.TakeAll(ctx, now, enforced)
-	}
-	if !d.Allowed {
-		d.Unnamed = l.note(enforced[d.Item], refused, d.WaitMs, now)
-	}
-	seen, alone, n := uint8(0), uint32(0), uint(0) // n of the enforced items were passed
-	for i, it := range items {
-		switch {
-		case !l.applies(it.Policy):
-		case it.Policy.count:
-			if d.Allowed {
-				c := l.store.Take(ctx, now, it)
-				l.settle(&it, &c, now)
-				d.Counted = d.Counted || c.Counted
-				alone |= c.Alone & 1 << uint(i)
-			}
-		default:
-			if d.Allowed {
-				l.note(it, allowed, 0, now)
-			}
-			if uint(d.Item) == n {
-				seen = uint8(i)
-			}
-			alone |= d.Alone >> n & 1 << uint(i)
-			n++
-		}
-	}
-	d.Item, d.Alone = seen, alone
-	return d
-}
-
 // Refund gives back what an allowed decision spent on its items: those of its
-// Check, CheckAll or Reserve, in their order. Call it once.
+// Check or Reserve, or of the store's TakeAll, in their order. Call it once.
 func (l *Limiter) Refund(ctx context.Context, d Decision, items ...Item) {
 	for i, it := range items {
 		// Of a counted request it is unknown what was spent in count mode: nothing

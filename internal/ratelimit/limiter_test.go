@@ -149,65 +149,17 @@ func TestDisabledKeepsTheGuards(t *testing.T) {
 
 func TestCountMode(t *testing.T) {
 	t.Parallel()
-	l := newLimiter(t, `{"web_page":{"limit":1,"scale_ms":1000,"mode":"count"},"management":{"limit":2,"scale_ms":1000}}`, false)
-	web, mgmt := l.item(ratelimit.WebPage, nil), l.item(ratelimit.Management, nil)
+	l := newLimiter(t, `{"web_page":{"limit":1,"scale_ms":1000,"mode":"count"}}`, false)
+	web := l.item(ratelimit.WebPage, nil)
 	for n := range 3 {
 		d := l.Check(t.Context(), noon, web)
 		if !d.Allowed || d.Limited() || d.Counted != (n > 0) {
 			t.Errorf("request %d: %+v", n+1, d)
 		}
 	}
-	for n := range 3 {
-		d := l.CheckAll(t.Context(), noon, web, ratelimit.Item{}, mgmt)
-		if d.Allowed != (n < 2) || d.Policy != mgmt.Policy || d.Item != 2 || d.Counted != d.Allowed {
-			t.Errorf("request %d of both: %+v", n+1, d)
-		}
-	}
-	l.series(`converger_rate_limit_decisions_total{backend="local",bucket="web_page",decision="counted"} 4`)
+	l.series(`converger_rate_limit_decisions_total{backend="local",bucket="web_page",decision="counted"} 2`)
 	l.series(`converger_rate_limit_decisions_total{backend="local",bucket="web_page",decision="allowed"} 1`)
 	l.series(`converger_rate_limit_exceeded_count{bucket="web_page"} 0`)
-	l.series(`converger_rate_limit_exceeded_count{bucket="management"} 1`)
-}
-
-func TestOneRefusalIsOneEvent(t *testing.T) {
-	t.Parallel()
-	l := newLimiter(t, "", false)
-	ip, account := l.item(ratelimit.LoginIP, nil), l.item(ratelimit.LoginAccount, nil)
-	for n := range 8 {
-		if d := l.CheckAll(t.Context(), noon, ip, account); d.Allowed != (n < 5) {
-			t.Errorf("attempt %d: %+v", n+1, d)
-		}
-	}
-	l.series(`converger_rate_limit_exceeded_count{bucket="login_ip"} 3`)
-	l.series(`converger_rate_limit_exceeded_count{bucket="login_account"} 0`)
-	l.series(`converger_rate_limit_decisions_total{backend="local",bucket="login_ip",decision="allowed"} 5`)
-	l.series(`converger_rate_limit_decisions_total{backend="local",bucket="login_account",decision="allowed"} 5`)
-
-	// A success gives its attempt back, to both.
-	second := noon.Add(time.Hour)
-	for range 20 {
-		d := l.CheckAll(t.Context(), second, ip, account)
-		if !d.Allowed {
-			t.Fatalf("after a refund: %+v", d)
-		}
-		l.Refund(t.Context(), d, ip, account)
-	}
-}
-
-func TestStrictestOfOnePolicy(t *testing.T) {
-	t.Parallel()
-	l := newLimiter(t, "", false)
-	idle, used := l.item(ratelimit.Management, nil), l.item(ratelimit.Management, nil)
-	used.Key = l.hasher.Operator(ratelimit.Management, [16]byte{2})
-	l.Check(t.Context(), noon, used)
-	for _, tt := range []struct {
-		items []ratelimit.Item
-		want  uint8
-	}{{[]ratelimit.Item{used, idle}, 0}, {[]ratelimit.Item{idle, {}, used}, 2}} {
-		if d := l.CheckAll(t.Context(), noon, tt.items...); d.Item != tt.want {
-			t.Errorf("%+v, want item %d", d, tt.want)
-		}
-	}
 }
 
 func TestRefundInCountMode(t *testing.T) {
@@ -290,7 +242,6 @@ func TestCheckAllocatesNothing(t *testing.T) {
 	var d ratelimit.Decision
 	for name, check := range map[string]func(){
 		"one":      func() { d = l.Check(ctx, now, l.item(ratelimit.Upload, tenant)) },
-		"several":  func() { d = l.CheckAll(ctx, now, l.item(ratelimit.Upload, tenant), l.item(ratelimit.LoginIP, nil)) },
 		"refunded": func() { l.Refund(ctx, d, l.item(ratelimit.Upload, tenant)) },
 	} {
 		if n := testing.AllocsPerRun(1000, check); n != 0 {
@@ -314,20 +265,9 @@ func BenchmarkLimiterCheck(b *testing.B) {
 	}
 	it := ratelimit.Item{Key: ratelimit.Key{Hi: 12345, Lo: 67890}, Policy: p}
 	ctx := b.Context()
-	b.Run("allow", func(b *testing.B) {
-		now := noon
-		for b.Loop() {
-			l.Check(ctx, now, it)
-			now += 7
-		}
-	})
-	b.Run("two", func(b *testing.B) {
-		now := noon
-		other := it
-		other.Key.Hi++
-		for b.Loop() {
-			l.CheckAll(ctx, now, it, other)
-			now += 7
-		}
-	})
+	now := noon
+	for b.Loop() {
+		l.Check(ctx, now, it)
+		now += 7
+	}
 }

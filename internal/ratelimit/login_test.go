@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"converger/internal/ratelimit"
@@ -28,11 +29,17 @@ func newLogin(t testing.TB, operator string) *ratelimit.Login {
 
 func newLoginLimiter(t testing.TB, operator string) (*ratelimit.Login, *prometheus.Registry) {
 	t.Helper()
-	clock, reg := ratelimit.NewClock(), prometheus.NewRegistry()
+	clock := ratelimit.NewClock()
 	store, err := local.New(local.Config{Clock: clock})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return newLoginOver(t, operator, clock, store)
+}
+
+func newLoginOver(t testing.TB, operator string, clock ratelimit.Clock, store ratelimit.Store) (*ratelimit.Login, *prometheus.Registry) {
+	t.Helper()
+	reg := prometheus.NewRegistry()
 	o, err := ratelimit.ParseOperator([]byte(operator))
 	if err != nil {
 		t.Fatal(err)
@@ -387,6 +394,68 @@ func TestLoginLimitsByTheOperator(t *testing.T) {
 	})
 }
 
+// A counter in count mode beside one that is enforced refuses nobody, is asked only about attempts that go on, gets back
+// what successes spent, and each counter is shown under its own name.
+func TestLoginCountMode(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newLimiter(t, `{"login_ip": {"limit": 2, "scale_ms": 60000, "mode": "count"}}`, false)
+		l := ratelimit.NewLogin(f.Limiter, f.hasher)
+		a := attempt(here, "ada")
+		a.Shown = func() string { return "account ada" }
+		for range 20 {
+			r, d := reserve(t, l, a)
+			if r == nil || d.Policy.Bucket() != ratelimit.LoginAccount {
+				t.Fatalf("%+v", d)
+			}
+			r.Refund(t.Context())
+		}
+		fail(t, l, 5, a)
+		for range 2 {
+			if r, d := reserve(t, l, a); r != nil || d.Policy.Bucket() != ratelimit.LoginAccount {
+				t.Errorf("after five failures: %+v", d)
+			}
+		}
+		for series, n := range map[string]int{
+			`bucket="login_ip",decision="allowed"`:      20 + 2,
+			`bucket="login_ip",decision="counted"`:      3,
+			`bucket="login_ip",decision="refused"`:      0,
+			`bucket="login_account",decision="allowed"`: 20 + 5,
+			`bucket="login_account",decision="refused"`: 2,
+		} {
+			f.series(fmt.Sprintf(`converger_rate_limit_decisions_total{backend="local",%s} %d`, series, n))
+		}
+		f.series(`converger_rate_limit_exceeded_count{bucket="login_account"} 2`)
+		for b, want := range map[ratelimit.Bucket]string{ratelimit.LoginIP: "192.0.2.1: 3; ", ratelimit.LoginAccount: "account ada: 2; "} {
+			if got := counts(f.Observe(b, f.Now(), 10).Top); got != want {
+				t.Errorf("%v: %s want %s", b, got, want)
+			}
+		}
+	})
+}
+
+// What a success spent is given back to each counter where it was booked, be the counters enforced or not.
+func TestSuccessIsGivenBackWhereItWasBooked(t *testing.T) {
+	t.Parallel()
+	for _, operator := range []string{
+		"",
+		`{"login_ip": {"limit": 5, "scale_ms": 60000, "mode": "count"}}`,
+		`{"login_account": {"limit": 5, "scale_ms": 60000, "mode": "count"}}`,
+	} {
+		store := &lonely{Store: newNamed(t, "store")}
+		l, _ := newLoginOver(t, operator, ratelimit.NewClock(), store)
+		r, d := reserve(t, l, attempt(here, "ada"))
+		if r == nil {
+			t.Fatalf("%s: %+v", operator, d)
+		}
+		r.Refund(t.Context())
+		slices.Sort(store.returned)
+		if want := []ratelimit.Bucket{ratelimit.LoginIP, ratelimit.LoginAccount}; !slices.Equal(store.returned, want) || store.wrong != 0 {
+			t.Errorf("%s: given back to %v, %d of them at the wrong place", operator, store.returned, store.wrong)
+		}
+	}
+}
+
 // One refusal is one event in one series, however often the store was asked meanwhile.
 func TestLoginMetrics(t *testing.T) {
 	t.Parallel()
@@ -417,13 +486,9 @@ func TestLoginMetrics(t *testing.T) {
 				}
 			}
 		}
-		total := 0.0
-		for series, n := range got {
-			total += n
-			t.Log(series, n)
-		}
-		if total != 5+5+45 {
-			t.Errorf("%v", got)
+		want := map[string]float64{"login_ip allowed": 5, "login_account allowed": 5, "login_ip refused": 45}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("decisions (-want +got):\n%s", diff)
 		}
 	})
 }

@@ -137,16 +137,16 @@ func TestOperatorChoosesBackends(t *testing.T) {
 	}
 }
 
-// lonely is a store that decides without the one who counts, for the buckets that are Exact. It remembers what it was
-// given back.
+// lonely is a store that decides without the one who counts, for login_account. It remembers what it was given back.
 type lonely struct {
 	ratelimit.Store
-	returned []bool // Booking.Alone, in the order of refunds
+	returned []ratelimit.Bucket
+	wrong    int // refunds that went to another place than the spend
 }
 
 func (l *lonely) mark(d ratelimit.Decision, items ...ratelimit.Item) ratelimit.Decision {
 	for i, it := range items {
-		if it.Policy.Bucket().Info().Exact {
+		if it.Policy.Bucket() == ratelimit.LoginAccount {
 			d.Alone |= 1 << i
 		}
 	}
@@ -162,16 +162,15 @@ func (l *lonely) TakeAll(ctx context.Context, now ratelimit.Instant, items []rat
 }
 
 func (l *lonely) Refund(ctx context.Context, b ratelimit.Booking, it ratelimit.Item) {
-	if b.Alone != it.Policy.Bucket().Info().Exact {
-		l.returned = append(l.returned, false)
+	bucket := it.Policy.Bucket()
+	if l.returned = append(l.returned, bucket); b.Alone != (bucket == ratelimit.LoginAccount) {
+		l.wrong++
 		return
 	}
-	l.returned = append(l.returned, true)
 	l.Store.Refund(ctx, b, it)
 }
 
-// Of a request that several stores decide on, each part is given back where it was booked, in whatever order the items
-// stand, and whether the limiter skips some of them, or asks about some later.
+// Of items that several stores decide on, each part is given back where it was booked, in whatever order the items stand.
 func TestEachPartIsGivenBackWhereItWasBooked(t *testing.T) {
 	t.Parallel()
 	one, two := newNamed(t, "one"), &lonely{Store: newNamed(t, "two")}
@@ -181,56 +180,43 @@ func TestEachPartIsGivenBackWhereItWasBooked(t *testing.T) {
 		}
 		return two
 	})
-	o, err := ratelimit.ParseOperator([]byte(`{"token_generate":{"limit":50,"scale_ms":60000,"mode":"count"}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := ratelimit.New(ratelimit.Config{Store: r, Operator: o})
-	if err != nil {
-		t.Fatal(err)
-	}
 	item := func(b ratelimit.Bucket) ratelimit.Item {
-		p := l.Policy(b, nil, nil)
-		if b == ratelimit.APIRead {
-			var err error
-			if p, err = ratelimit.NewPolicy(b, ratelimit.Rule{Limit: 1, Scale: time.Minute}); err != nil {
-				t.Fatal(err)
-			}
+		p, err := ratelimit.NewPolicy(b, ratelimit.Rule{Limit: 1, Scale: time.Minute})
+		if err != nil {
+			t.Fatal(err)
 		}
 		return ratelimit.Item{Key: ratelimit.Key{Hi: uint64(b) + 2, Lo: 7}, Policy: p}
 	}
-	upload, login, read, none := item(ratelimit.Upload), item(ratelimit.LoginIP), item(ratelimit.APIRead), ratelimit.Item{}
-	counted := item(ratelimit.TokenGenerate)
+	upload, login, read := item(ratelimit.Upload), item(ratelimit.LoginAccount), item(ratelimit.APIRead)
 	unspent := func(when string, items ...ratelimit.Item) {
 		t.Helper()
 		for _, it := range items {
-			if u, err := l.Peek(t.Context(), noon, it); err != nil || u.Used != 0 {
+			if u, err := r.Peek(t.Context(), noon, it); err != nil || u.Used != 0 {
 				t.Errorf("%s: %d of %v used (%v)", when, u.Used, it.Policy.Bucket(), err)
 			}
 		}
-		for i, right := range two.returned {
-			if !right {
-				t.Errorf("%s: refund %d went to the wrong place", when, i+1)
-			}
+		if two.wrong != 0 {
+			t.Errorf("%s: %d of %v went to the wrong place", when, two.wrong, two.returned)
 		}
-		two.returned = nil
+		two.returned, two.wrong = nil, 0
 	}
 	for _, items := range [][]ratelimit.Item{
-		{upload, login, read}, {login, upload, read}, {read, login, upload}, {read, upload, login},
-		{none, login, counted, upload}, {counted, none, upload, read, login}, {login, none, none, upload, counted},
+		{upload, login, read}, {login, upload, read}, {read, login, upload}, {read, upload, login}, {login, upload},
 	} {
-		d := l.CheckAll(t.Context(), noon, items...)
+		d := r.TakeAll(t.Context(), noon, items)
 		if !d.Allowed {
 			t.Fatalf("%+v", d)
 		}
-		l.Refund(t.Context(), d, items...)
-		unspent("given back by the caller", upload, login, read, counted)
+		for i, it := range items {
+			r.Refund(t.Context(), d.Booking(i), it)
+		}
+		unspent("given back by the caller", upload, login, read)
 	}
 	// Refused by one store, what the other booked is given back by the router.
-	if d := l.Check(t.Context(), noon, read); !d.Allowed || d.Booking(0).Alone {
+	if d := r.Take(t.Context(), noon, read); !d.Allowed || d.Booking(0).Alone {
 		t.Fatalf("%+v", d)
 	}
-	if d := l.CheckAll(t.Context(), noon, none, upload, login, read); d.Allowed || d.Item != 3 {
+	if d := r.TakeAll(t.Context(), noon, []ratelimit.Item{upload, login, read}); d.Allowed || d.Item != 2 {
 		t.Errorf("%+v", d)
 	}
 	if len(two.returned) != 2 {

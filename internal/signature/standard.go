@@ -35,13 +35,6 @@ func StandardKey(secret string) []byte {
 	return []byte(secret)
 }
 
-// StandardSecret returns the text to give to a Standard Webhooks library so
-// that it verifies what is signed with StandardKey(secret): whsec_ and base64.
-// For a secret already in that form it returns the same secret.
-func StandardSecret(secret string) string {
-	return standardPrefix + base64.StdEncoding.EncodeToString(StandardKey(secret))
-}
-
 // SignStandard sets the three headers of the Standard scheme, with one
 // signature v1,<base64> for each key, where the signature is the HMAC-SHA256 of
 // "<id>.<now in Unix seconds>.<body>". Keys come from StandardKey. The id

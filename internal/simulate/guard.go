@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"syscall"
 )
 
@@ -34,6 +35,22 @@ func RequireLoopback(ctx context.Context, lookup LookupFunc, host string) error 
 		if !addr.IsLoopback() {
 			return fmt.Errorf("%q is %s: %w", host, addr, errNotLoopback)
 		}
+	}
+	return nil
+}
+
+// StayHere refuses the URL of something, what, that is not on this machine; "" is nothing. Its error does not quote the URL,
+// which may hold a password.
+func StayHere(ctx context.Context, what, address string) error {
+	if address == "" {
+		return nil
+	}
+	u, err := url.Parse(address)
+	if err != nil || u.Host == "" {
+		return fmt.Errorf("%s: the address is not of the form http://host:port", what)
+	}
+	if err := RequireLoopback(ctx, net.DefaultResolver.LookupNetIP, u.Hostname()); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package simulate
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -63,7 +64,7 @@ func delivery(t *testing.T, url, id, body string) *http.Request {
 		t.Fatal(err)
 	}
 	now := time.Now()
-	library, err := standardwebhooks.NewWebhook(signature.StandardSecret(channelSecret))
+	library, err := standardwebhooks.NewWebhookRaw(signature.StandardKey(channelSecret))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +117,7 @@ func TestReceiverVerifies(t *testing.T) {
 		{"valid", []string{channelSecret}, nil,
 			[]string{"converger VALID", "standard VALID", `activity.created message "Grüße"`, "/hook", "delivery dlv_1", "try 1", "-> 200", "VALID × 1"}},
 		{"previous secret", []string{"new", channelSecret}, nil, []string{"converger VALID", "standard VALID"}},
-		{"pasted form of the secret", []string{signature.StandardSecret(channelSecret)}, nil,
+		{"pasted form of the secret", []string{"whsec_" + base64.StdEncoding.EncodeToString([]byte(channelSecret))}, nil,
 			[]string{"standard VALID", "converger INVALID (no signature matches)", "INVALID × 1"}},
 		{"other secret", []string{"other"}, nil,
 			[]string{"converger INVALID (no signature matches)", "standard INVALID (no signature matches)"}},

@@ -457,7 +457,7 @@ func TestWebhookStandard(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		library, err := standardwebhooks.NewWebhook(signature.StandardSecret(secret))
+		library, err := standardwebhooks.NewWebhookRaw(signature.StandardKey(secret))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -98,7 +98,7 @@ UPDATE address_ranges SET kind = $2, note = $3, expires_at = $4, version = $5, u
 WHERE id = $1 RETURNING ` + rangeColumns
 	deleteRangeQuery = `UPDATE address_ranges SET deleted_at = now(), updated_at = now(), version = $2 WHERE id = $1`
 
-	// Which range decides for an address, as [AddressRanges.Kind] finds it.
+	// Which range decides for an address, as [Directory.RangeKind] finds it.
 	decidingRangeQuery = `
 SELECT kind FROM address_ranges
 WHERE cidr >>= $1::inet AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())

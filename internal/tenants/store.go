@@ -41,9 +41,8 @@ UPDATE tenants SET name = $2, max_in_flight = $3, version = $4, updated_at = now
 	setUploadTypesQuery = `
 UPDATE tenants SET allowed_upload_types = NULLIF($2::text[], '{}'), version = $3, updated_at = now() WHERE id = $1 RETURNING ` + tenantColumns
 
-	getLimitsQuery = `SELECT limits FROM tenants WHERE id = $1`
-	getLimitQuery  = `SELECT limits -> $2::text, version FROM tenants WHERE id = $1`
-	setLimitQuery  = `
+	getLimitQuery = `SELECT limits -> $2::text, version FROM tenants WHERE id = $1`
+	setLimitQuery = `
 UPDATE tenants SET limits = limits || jsonb_build_object($2::text, $3::jsonb), version = $4, updated_at = now() WHERE id = $1`
 	deleteLimitQuery = `
 UPDATE tenants SET limits = limits - $2::text, version = $3, updated_at = now() WHERE id = $1`
@@ -325,15 +324,6 @@ func (s *Store) SetUploadTypes(ctx context.Context, by Actor, id ID, types []str
 		return Tenant{}, err
 	}
 	return t, nil
-}
-
-// Limits returns the tenant's overrides, an object from bucket name to override, or [ErrNotFound].
-func (s *Store) Limits(ctx context.Context, id ID) (json.RawMessage, error) {
-	limits, err := postgres.One(ctx, s.pool, ErrNotFound, pgx.RowTo[json.RawMessage], getLimitsQuery, id)
-	if err != nil {
-		return nil, fmt.Errorf("get limits: %w", err)
-	}
-	return limits, nil
 }
 
 // SetLimit sets one bucket's override and leaves the others. The caller has validated both (package ratelimit knows how);

@@ -353,11 +353,11 @@ func TestLimits(t *testing.T) {
 	tenant := newTenant(t, s, "Acme")
 	limits := func(want string) {
 		t.Helper()
-		got, err := s.Limits(t.Context(), tenant.ID)
+		got, err := s.Get(t.Context(), tenant.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
-		sameJSON(t, "limits", string(got), want)
+		sameJSON(t, "limits", string(got.Limits), want)
 	}
 	set := func(bucket, override string) {
 		t.Helper()
@@ -413,9 +413,9 @@ func TestConcurrentLimitsLoseNone(t *testing.T) {
 		})
 	}
 	writers.Wait()
-	limits, err := s.Limits(t.Context(), tenant.ID)
+	all, err := s.Get(t.Context(), tenant.ID)
 	var got map[string]struct{ Limit int }
-	if err := errors.Join(err, json.Unmarshal(limits, &got)); err != nil {
+	if err := errors.Join(err, json.Unmarshal(all.Limits, &got)); err != nil {
 		t.Fatal(err)
 	}
 	for i := range buckets {
@@ -434,7 +434,6 @@ func TestForeignIDs(t *testing.T) {
 	before, nobody := version(t, pool), uuid.Must(uuid.NewV7())
 	wantErr(t, "Get", second(s.Get(t.Context(), nobody)), ErrNotFound)
 	wantErr(t, "SetStatus", second(s.SetStatus(t.Context(), operator, nobody, StatusSuspended)), ErrNotFound)
-	wantErr(t, "Limits", second(s.Limits(t.Context(), nobody)), ErrNotFound)
 	wantErr(t, "SetLimit", s.SetLimit(t.Context(), operator, nobody, "upload", json.RawMessage(`{}`)), ErrNotFound)
 	wantErr(t, "DeleteLimit", s.DeleteLimit(t.Context(), operator, nobody, "upload"), ErrNotFound)
 	wantErr(t, "CreateKey", third(s.CreateKey(t.Context(), operator, nobody, NewKey{Name: "k"})), ErrNotFound)

@@ -5,11 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
 	"time"
-	"unicode/utf8"
 
+	"converger/internal/loadtest/report"
 	"converger/internal/ratelimit"
 )
 
@@ -70,35 +69,17 @@ func markdown(results []result, machine string, when time.Time) string {
 			notJudged++
 		}
 	}
-	width := make([]int, len(columns))
-	for _, row := range rows {
-		for i, cell := range row {
-			width[i] = max(width[i], utf8.RuneCountInString(cell))
-		}
-	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "Measured on %s by `make accuracy` on %s.", when.UTC().Format("2 January 2006"), machine)
 	if notJudged > 0 {
 		fmt.Fprintf(&b, " %d of %d rows are not judged: the machine was too busy for reports to arrive in time, so they show the machine more than the limiter. Those that were within what is promised all the same are marked.", notJudged, len(results))
 	}
-	b.WriteString("\n\n")
-	for n, row := range rows {
-		for i, cell := range row {
-			fmt.Fprintf(&b, "| %s%s ", cell, strings.Repeat(" ", width[i]-utf8.RuneCountInString(cell)))
-		}
-		b.WriteString("|\n")
-		if n == 0 {
-			for i := range row {
-				b.WriteString("|" + strings.Repeat("-", width[i]+2))
-			}
-			b.WriteString("|\n")
-		}
-	}
+	b.WriteString("\n\n" + report.Table(rows))
 	return b.String()
 }
 
 func thisMachine() string {
-	return fmt.Sprintf("a machine with %d CPUs, %s/%s, %s, all nodes and callers on it", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
+	return fmt.Sprintf("a machine with %s, all nodes and callers on it", report.ThisMachine())
 }
 
 // The marks between which the table stands in the page.

@@ -153,3 +153,14 @@ func (c *Client) NewConversations(ctx context.Context, t *Tenant, channel string
 	}
 	return ids, nil
 }
+
+// Deal reorders items in place, of which each tenant has n in a row, so that neighbours belong to different tenants.
+func Deal[T any](items []T, n int) {
+	dealt := make([]T, 0, len(items))
+	for i := range n {
+		for t := range len(items) / n {
+			dealt = append(dealt, items[t*n+i])
+		}
+	}
+	copy(items, dealt)
+}

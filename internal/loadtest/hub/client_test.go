@@ -5,12 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 func newClient(t *testing.T, handler http.HandlerFunc) *Client {
@@ -55,6 +58,31 @@ func TestNewTenantChannelAndConversations(t *testing.T) {
 	}
 }
 
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	text := "# HELP a_total x\n# TYPE a_total counter\na_total 1.25\nb{c=\"d e\",le=\"+Inf\"} 4.5e+07\nnothing_known NaN\n"
+	c := newClient(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer secret" {
+			http.NotFound(w, r)
+			return
+		}
+		fmt.Fprint(w, text)
+	})
+	got, err := c.Metrics(t.Context(), "secret")
+	want := map[string]float64{"a_total": 1.25, `b{c="d e",le="+Inf"}`: 4.5e7, "nothing_known": math.NaN()}
+	if diff := cmp.Diff(want, got, cmpopts.EquateNaNs()); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	if _, err := c.Metrics(t.Context(), ""); !errors.Is(err, errNoMetrics) {
+		t.Errorf("without the token: %v", err)
+	}
+	for _, bad := range []string{"nothing\n", "a_total many\n", "<p>Welcome to the proxy\n"} {
+		if got, err := parseMetrics(strings.NewReader(bad)); err == nil {
+			t.Errorf("%q: %v", bad, got)
+		}
+	}
+}
+
 func TestCallComesBackWhenItIsTold(t *testing.T) {
 	t.Parallel()
 	calls := 0
@@ -79,6 +107,16 @@ func TestCallComesBackWhenItIsTold(t *testing.T) {
 	if refused, ok := errors.AsType[*StatusError](err); !ok || refused.Status != http.StatusNotFound || calls != 4 {
 		t.Errorf("a refusal for good: %d calls, %v", calls, err)
 	}
+}
+
+func TestDeal(t *testing.T) {
+	t.Parallel()
+	items := []string{"a1", "a2", "b1", "b2", "c1", "c2"}
+	Deal(items, 2)
+	if diff := cmp.Diff([]string{"a1", "b1", "c1", "a2", "b2", "c2"}, items); diff != "" {
+		t.Error(diff)
+	}
+	Deal[string](nil, 0)
 }
 
 func TestUntil(t *testing.T) {

@@ -1,5 +1,5 @@
 // Package hub gives the load drivers a hub: the real program as a child process ([Process]), and the calls by which tenants,
-// channels and conversations are made on any hub ([Client]).
+// channels and conversations are made on any hub and its metrics are read ([Client]).
 //
 // It decides with which settings a measured program runs. It imports the standard library only, and speaks HTTP.
 //

@@ -1,14 +1,10 @@
 package limits
 
 import (
-	"bufio"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"math"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,79 +21,35 @@ const (
 	delayBuckets  = `converger_cluster_message_delay_seconds_bucket{le="`
 )
 
-var errNoMetrics = errors.New("the node's /metrics can't be read: pass its METRICS_TOKEN, or let this address in (METRICS_ALLOWED_IPS)")
-
 // reading is what one node, or all of them together, had counted at a moment.
 type reading struct {
 	members, batches, bytes, reports float64
 	delays                           map[float64]float64 // by upper bound in seconds, cumulative
 }
 
-func readNode(ctx context.Context, c *hub.Client, token string) (reading, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Base+"/metrics", http.NoBody)
-	if err != nil {
-		return reading{}, err
-	}
-	if token != "" {
-		req.Header.Set("Authorization", "Bearer "+token)
-	}
-	resp, err := c.HTTP.Do(req)
-	if err != nil {
-		return reading{}, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		_, _ = io.Copy(io.Discard, resp.Body)
-		return reading{}, fmt.Errorf("%w (HTTP %d)", errNoMetrics, resp.StatusCode)
-	}
-	return parseMetrics(resp.Body)
-}
-
-// parseMetrics reads the text format of Prometheus. A node that is no cluster has none of the series.
-func parseMetrics(in io.Reader) (reading, error) {
-	r := reading{delays: map[float64]float64{}}
-	fields := map[string]*float64{seriesMembers: &r.members, seriesBatches: &r.batches, seriesBytes: &r.bytes, seriesReports: &r.reports}
-	lines := bufio.NewScanner(in)
-	for lines.Scan() {
-		line := lines.Text()
-		at := strings.LastIndexByte(line, ' ')
-		if at < 0 {
-			continue
+// readingOf picks what is looked at. A node that is no cluster has none of the series.
+func readingOf(metrics map[string]float64) reading {
+	r := reading{members: metrics[seriesMembers], batches: metrics[seriesBatches], bytes: metrics[seriesBytes], reports: metrics[seriesReports],
+		delays: map[float64]float64{}}
+	for name, n := range metrics {
+		if bound, ok := strings.CutPrefix(name, delayBuckets); ok {
+			if le, err := strconv.ParseFloat(strings.TrimSuffix(bound, `"}`), 64); err == nil {
+				r.delays[le] = n
+			}
 		}
-		name, text := line[:at], line[at+1:]
-		field := fields[name]
-		bound, ok := strings.CutPrefix(name, delayBuckets)
-		if field == nil && !ok {
-			continue
-		}
-		v, err := strconv.ParseFloat(text, 64)
-		if err != nil {
-			return r, fmt.Errorf("read /metrics: %s is %q", name, text)
-		}
-		if field != nil {
-			*field = v
-			continue
-		}
-		le, err := strconv.ParseFloat(strings.TrimSuffix(bound, `"}`), 64)
-		if err != nil {
-			return r, fmt.Errorf("read /metrics: %s", name)
-		}
-		r.delays[le] = v
 	}
-	if err := lines.Err(); err != nil {
-		return r, fmt.Errorf("read /metrics: %w", err)
-	}
-	return r, nil
+	return r
 }
 
 // readNodes sums what all nodes have counted; members is the fewest that one of them sees.
 func readNodes(ctx context.Context, nodes []*hub.Client, token string) (reading, error) {
 	sum := reading{members: math.Inf(1), delays: map[float64]float64{}}
 	for _, n := range nodes {
-		r, err := readNode(ctx, n, token)
+		metrics, err := n.Metrics(ctx, token)
 		if err != nil {
 			return reading{}, fmt.Errorf("%s: %w", n.Base, err)
 		}
+		r := readingOf(metrics)
 		sum.members = min(sum.members, r.members)
 		sum.batches += r.batches
 		sum.bytes += r.bytes

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/url"
 	"slices"
 	"time"
 
@@ -97,21 +95,9 @@ func (o Options) validate(ctx context.Context) ([]wire.Target, error) {
 		t.Timeout = o.Timeout
 		if !o.Yes {
 			t.Control = simulate.LoopbackOnly
-			all = append(all, stayHere(ctx, i, n.Base))
+			all = append(all, simulate.StayHere(ctx, fmt.Sprintf("node %d", i+1), n.Base))
 		}
 		targets[i] = t
 	}
 	return targets, errors.Join(all...)
-}
-
-// stayHere refuses a node that is not on this machine.
-func stayHere(ctx context.Context, i int, address string) error {
-	u, err := url.Parse(address)
-	if err != nil {
-		return nil //nolint:nilerr // told by wire.ParseTarget, without the address
-	}
-	if err := simulate.RequireLoopback(ctx, net.DefaultResolver.LookupNetIP, u.Hostname()); err != nil {
-		return fmt.Errorf("node %d: %w", i+1, err)
-	}
-	return nil
 }

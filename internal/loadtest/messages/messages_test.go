@@ -171,23 +171,6 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-func TestDeal(t *testing.T) {
-	t.Parallel()
-	var places []place
-	for _, p := range []string{"a1", "a2", "b1", "b2", "c1", "c2"} {
-		places = append(places, place{path: p})
-	}
-	deal(places, 2)
-	var got []string
-	for _, p := range places {
-		got = append(got, p.path)
-	}
-	if diff := cmp.Diff([]string{"a1", "b1", "c1", "a2", "b2", "c2"}, got); diff != "" {
-		t.Error(diff)
-	}
-	deal(nil, 0)
-}
-
 func TestReason(t *testing.T) {
 	t.Parallel()
 	for want, test := range map[string]struct {
@@ -212,21 +195,6 @@ func TestReason(t *testing.T) {
 	}
 	if n := len(l.readErrors()); n > maxErrors+1 {
 		t.Errorf("%d kinds of errors are told apart", n)
-	}
-}
-
-func TestParseProcess(t *testing.T) {
-	t.Parallel()
-	text := "# HELP process_cpu_seconds_total x\n# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 1.25\n" +
-		"process_resident_memory_bytes 4.5e+07\ngo_memstats_heap_alloc_bytes 1000\ngo_goroutines 12\nhttp_requests{process_cpu_seconds_total=\"1\"} 7\n"
-	got, err := parseProcess(strings.NewReader(text))
-	if want := (process{1.25, 4.5e7, 1000, 12}); err != nil || got != want {
-		t.Errorf("%+v, %v; want %+v", got, err, want)
-	}
-	for _, bad := range []string{"", "nothing\n", "go_goroutines many\n"} {
-		if got, err := parseProcess(strings.NewReader(bad)); err == nil {
-			t.Errorf("%q: %+v", bad, got)
-		}
 	}
 }
 

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/url"
 	"strings"
 	"time"
 
@@ -96,27 +94,12 @@ func (o Options) validate(ctx context.Context) (wire.Target, error) {
 	target.Timeout = o.Timeout
 	if !o.Yes {
 		target.Control = simulate.LoopbackOnly
-		all = append(all, stayHere(ctx, "the hub", o.Hub.Base), stayHere(ctx, "the receiver", o.ReceiverURL))
+		all = append(all, simulate.StayHere(ctx, "the hub", o.Hub.Base), simulate.StayHere(ctx, "the receiver", o.ReceiverURL))
 		if o.ReceiverAddress != "" {
-			all = append(all, stayHere(ctx, "the receiver", "http://"+o.ReceiverAddress))
+			all = append(all, simulate.StayHere(ctx, "the receiver", "http://"+o.ReceiverAddress))
 		}
 	}
 	return target, errors.Join(all...)
-}
-
-// stayHere refuses an address that is not this machine's; "" is none.
-func stayHere(ctx context.Context, what, address string) error {
-	if address == "" {
-		return nil
-	}
-	u, err := url.Parse(address)
-	if err != nil || u.Host == "" {
-		return fmt.Errorf("%s: the address is not of the form http://host:port", what)
-	}
-	if err := simulate.RequireLoopback(ctx, net.DefaultResolver.LookupNetIP, u.Hostname()); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	return nil
 }
 
 // text is that of a message: its key, padded to the size.

@@ -1,14 +1,9 @@
 package messages
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"strconv"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -24,57 +19,15 @@ type process struct {
 	goroutines float64
 }
 
-var errNoMetrics = errors.New("the hub's /metrics can't be read: pass its METRICS_TOKEN, or let this address in (METRICS_ALLOWED_IPS)")
-
-// readProcess reads /metrics, in the text format of Prometheus.
+// readProcess reads the hub's /metrics.
 func readProcess(ctx context.Context, c *hub.Client, token string) (process, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Base+"/metrics", http.NoBody)
+	m, err := c.Metrics(ctx, token)
 	if err != nil {
-		return process{}, err
+		return process{}, fmt.Errorf("the hub: %w", err)
 	}
-	if token != "" {
-		req.Header.Set("Authorization", "Bearer "+token)
-	}
-	resp, err := c.HTTP.Do(req)
-	if err != nil {
-		return process{}, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		_, _ = io.Copy(io.Discard, resp.Body)
-		return process{}, fmt.Errorf("%w (HTTP %d)", errNoMetrics, resp.StatusCode)
-	}
-	return parseProcess(resp.Body)
-}
-
-func parseProcess(r io.Reader) (process, error) {
-	var p process
-	fields := map[string]*float64{
-		"process_cpu_seconds_total": &p.cpuSeconds, "process_resident_memory_bytes": &p.resident,
-		"go_memstats_heap_alloc_bytes": &p.heap, "go_goroutines": &p.goroutines,
-	}
-	found := 0
-	for lines := bufio.NewScanner(r); ; {
-		if !lines.Scan() {
-			if err := lines.Err(); err != nil {
-				return p, fmt.Errorf("read /metrics: %w", err)
-			}
-			break
-		}
-		name, value, _ := strings.Cut(lines.Text(), " ")
-		field := fields[name]
-		if field == nil {
-			continue
-		}
-		v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-		if err != nil {
-			return p, fmt.Errorf("read /metrics: %s is %q", name, value)
-		}
-		*field = v
-		found++
-	}
-	if found == 0 {
-		return p, errors.New("read /metrics: it tells nothing of the process")
+	p := process{m["process_cpu_seconds_total"], m["process_resident_memory_bytes"], m["go_memstats_heap_alloc_bytes"], m["go_goroutines"]}
+	if p == (process{}) {
+		return p, errors.New("the hub's /metrics tells nothing of the process")
 	}
 	return p, nil
 }

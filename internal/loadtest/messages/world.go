@@ -47,8 +47,8 @@ func (o Options) build(ctx context.Context, run, receiver string) (*world, error
 			return w, fmt.Errorf("set up: %w", err)
 		}
 	}
-	deal(w.posts, o.Channels*o.Conversations)
-	deal(w.webhooks, o.Conversations)
+	hub.Deal(w.posts, o.Channels*o.Conversations)
+	hub.Deal(w.webhooks, o.Conversations)
 	return w, nil
 }
 
@@ -103,20 +103,6 @@ func (o Options) furnish(ctx context.Context, w *world, t *hub.Tenant, receiver 
 	// What comes in goes out to the first channel, in lanes of its own.
 	return o.Hub.Call(ctx, http.MethodPost, "/api/v1/routing_rules", t.As(), map[string]any{"routing_rule": map[string]any{
 		"name": "in to out", "source_channel_id": ch.ID, "target_channel_ids": []string{first}}}, nil)
-}
-
-// deal reorders places, of which each tenant has n in a row, so that neighbours belong to different tenants.
-func deal(places []place, n int) {
-	if n == 0 {
-		return
-	}
-	dealt := make([]place, 0, len(places))
-	for i := range n {
-		for t := range len(places) / n {
-			dealt = append(dealt, places[t*n+i])
-		}
-	}
-	copy(places, dealt)
 }
 
 // rest deletes the channels, which destroys their secrets, revokes the keys and suspends the tenants: there is no way to

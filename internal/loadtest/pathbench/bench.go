@@ -17,6 +17,7 @@ import (
 	"converger/internal/devpg"
 	"converger/internal/loadtest/hub"
 	"converger/internal/loadtest/procstat"
+	"converger/internal/loadtest/report"
 	"converger/internal/loadtest/wire"
 	"converger/internal/postgres"
 )
@@ -104,7 +105,7 @@ func (b *bench) spent(before procstat.Usage, rate float64) string {
 
 // run does everything in dir and leaves nothing running. What was measured before an error is in results.
 func (b *bench) run(ctx context.Context, dir, binDir, vendored string) (err error) {
-	b.began, b.machine = time.Now(), thisMachine()
+	b.began, b.machine = time.Now(), machine{Machine: report.ThisMachine()}
 	b.machine.Rounds, b.machine.Seconds = b.o.rounds, b.o.seconds
 	found, err := devpg.Find(binDir, vendored)
 	if err != nil {

@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
+
+	"converger/internal/loadtest/report"
 )
 
 // result is one row of the table. Rates are a second, one of each round; a latency row has percentiles in milliseconds.
@@ -40,7 +40,7 @@ func (r *result) judge() {
 }
 
 func (r *result) cells() []string {
-	c := []string{r.Work, r.Measured, r.Beside, r.Floor, "–", r.Aim, "–"}
+	c := []string{r.Work, r.Measured, r.Beside, r.Floor, "", r.Aim, ""}
 	if len(r.Rates) > 0 {
 		c[1] = rate(r.Rates)
 	}
@@ -60,11 +60,6 @@ func (r *result) cells() []string {
 	if r.Met != nil {
 		c[6] = map[bool]string{true: "met", false: "NOT MET"}[*r.Met]
 	}
-	for i, s := range c {
-		if s == "" {
-			c[i] = "–"
-		}
-	}
 	return c
 }
 
@@ -80,10 +75,7 @@ func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // machine is what the figures were made on.
 type machine struct {
-	CPUs     int     `json:"cpus"`
-	GOOS     string  `json:"goos"`
-	GOARCH   string  `json:"goarch"`
-	Go       string  `json:"go"`
+	report.Machine
 	Postgres string  `json:"postgres"`
 	Fsync    string  `json:"pg_test_fsync_fdatasync,omitempty"`
 	Version  string  `json:"hub"`
@@ -97,17 +89,12 @@ type machine struct {
 // process, and pgbench with its 32 backends outbids strangers where the hub with its few does not.
 const disturbed = 0.1
 
-func thisMachine() machine {
-	return machine{CPUs: runtime.NumCPU(), GOOS: runtime.GOOS, GOARCH: runtime.GOARCH, Go: runtime.Version()}
-}
-
 func (m machine) String() string {
 	fsync := m.Fsync
 	if fsync == "" {
 		fsync = "no pg_test_fsync here"
 	}
-	return fmt.Sprintf("%s; %s; %d CPUs, %s/%s, %s; fdatasync: %s; medians of %d rounds of %g s",
-		m.Version, m.Postgres, m.CPUs, m.GOOS, m.GOARCH, m.Go, fsync, m.Rounds, m.Seconds)
+	return fmt.Sprintf("%s; %s; %s; fdatasync: %s; medians of %d rounds of %g s", m.Version, m.Postgres, m.Machine, fsync, m.Rounds, m.Seconds)
 }
 
 var columns = []string{"work", "measured", "beside", "floor", "ratio (lowest to highest)", "to reach", ""}
@@ -118,26 +105,8 @@ func writeTable(w io.Writer, m machine, results []*result) error {
 	for _, r := range results {
 		rows = append(rows, r.cells())
 	}
-	width := make([]int, len(columns))
-	for _, row := range rows {
-		for i, cell := range row {
-			width[i] = max(width[i], utf8.RuneCountInString(cell))
-		}
-	}
 	var b strings.Builder
-	for n, row := range rows {
-		for i, cell := range row {
-			fmt.Fprintf(&b, "| %s%s ", cell, strings.Repeat(" ", width[i]-utf8.RuneCountInString(cell)))
-		}
-		b.WriteString("|\n")
-		if n == 0 {
-			for i := range row {
-				b.WriteString("|" + strings.Repeat("-", width[i]+2))
-			}
-			b.WriteString("|\n")
-		}
-	}
-	b.WriteString("\n" + m.String() + "\n")
+	b.WriteString(report.Table(rows) + "\n" + m.String() + "\n")
 	if m.Others > disturbed {
 		fmt.Fprintf(&b, "DISTURBED: other programs used up to %.0f%% of the processors; measure again on a quiet machine.\n", 100*m.Others)
 	}

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"converger/internal/loadtest/report"
 )
 
 func TestJudge(t *testing.T) {
@@ -29,7 +31,7 @@ func TestJudge(t *testing.T) {
 func TestTable(t *testing.T) {
 	t.Parallel()
 	no := false
-	m := machine{CPUs: 2, GOOS: "linux", GOARCH: "amd64", Go: "go1", Postgres: "Postgres 15.1", Version: "converger v1", Rounds: 3, Seconds: 2.5, Others: 0.25}
+	m := machine{Machine: report.Machine{CPUs: 2, GOOS: "linux", GOARCH: "amd64", Go: "go1"}, Postgres: "Postgres 15.1", Version: "converger v1", Rounds: 3, Seconds: 2.5, Others: 0.25}
 	results := []*result{
 		{Work: "accepted", Beside: "pgbench", Rates: []float64{20, 30, 40}, Floors: []float64{100, 100, 50}, Target: 0.35, Met: &no},
 		{Work: "no floor", Beside: "pgbench", Rates: []float64{20}, Floors: []float64{0}, Missing: "no pgbench here", Target: 0.1},

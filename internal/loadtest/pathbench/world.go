@@ -46,8 +46,8 @@ func newWorld(ctx context.Context, h *hub.Process, fast, slow string) (*world, e
 		}
 	}
 	// Callers take conversations in turn: neighbours in the list belong to different tenants.
-	w.out.shuffle()
-	w.in.shuffle()
+	hub.Deal(w.out.conversations, conversationsOfTenant)
+	hub.Deal(w.in.conversations, conversationsOfTenant)
 	t, err := h.NewTenant(ctx, "noisy neighbour")
 	if err != nil {
 		return nil, err
@@ -67,15 +67,4 @@ func (l *lanes) add(ctx context.Context, h *hub.Process, t *hub.Tenant, mode, ur
 		l.conversations = append(l.conversations, &conversation{id: id, tenant: t})
 	}
 	return err
-}
-
-// shuffle deals the conversations out so that each follows one of another tenant.
-func (l *lanes) shuffle() {
-	dealt := make([]*conversation, 0, len(l.conversations))
-	for i := range conversationsOfTenant {
-		for t := range len(l.conversations) / conversationsOfTenant {
-			dealt = append(dealt, l.conversations[t*conversationsOfTenant+i])
-		}
-	}
-	l.conversations = dealt
 }

@@ -85,8 +85,5 @@ func parseWaited(b []byte) (w waited, ok bool) {
 	return w, err[0] == nil && err[1] == nil
 }
 
-// Longest is the longest wait since Reset or the beginning, as far as can be told. Safe beside Run.
+// Longest is the longest wait since the beginning, as far as can be told. Safe beside Run.
 func (w *Waits) Longest() time.Duration { return time.Duration(w.longest.Load()) }
-
-// Reset forgets the longest. Safe beside Run.
-func (w *Waits) Reset() { w.longest.Store(0) }

@@ -364,6 +364,14 @@ func (s *suite) allOrNothing(a ratelimit.Algorithm) {
 	if got := s.used(items[2], start); got != 2 {
 		s.Errorf("refusals spent %d of the third item", got-2)
 	}
+	// Of one policy, the one that has less left.
+	used, idle := s.item(wide, 4), s.item(wide, 5)
+	s.want(5, used, 5, start)
+	for place, items := range [][]ratelimit.Item{{used, idle}, {idle, used}} {
+		if d := s.store.TakeAll(s.Context(), start, items); int(d.Item) != place {
+			s.Errorf("two of one policy: %+v, want item %d", d, place)
+		}
+	}
 }
 
 func (s *suite) allOrNothingParallel(a ratelimit.Algorithm) {
