@@ -6,6 +6,7 @@ import (
 	"math"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,6 +56,9 @@ var loads = []load{
 
 func (b *bench) checks(ctx context.Context) error {
 	for _, l := range loads {
+		if !strings.Contains(l.work, b.load) {
+			continue
+		}
 		if err := b.check(ctx, l); err != nil {
 			return err
 		}

@@ -31,6 +31,7 @@ type bench struct {
 	rounds   int
 	slice    time.Duration // of one contestant in one round
 	program  string
+	load     string // a part of the name of the loads to run, of checks
 	progress io.Writer
 	began    time.Time
 	rows     []row
@@ -57,12 +58,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.IntVar(&b.rounds, "rounds", 15, "rounds in which the contestants take turns")
 	flags.DurationVar(&b.slice, "slice", 30*time.Millisecond, "time of one contestant's checks in a round")
 	flags.StringVar(&b.program, "program", "../bin/server", "the hub, for http")
+	flags.StringVar(&b.load, "load", "", "of checks, run the loads alone whose name contains this: 'one hot key, 2'")
 	only := flags.String("only", "", "run these parts alone, separated by commas: memory, checks, sync, owner, http")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if flags.NArg() > 0 || b.rounds < 1 || b.slice <= 0 {
-		return errors.New("usage: bench [--rounds N] [--slice D] [--only part,…] [--program FILE]")
+		return errors.New("usage: bench [--rounds N] [--slice D] [--only part,…] [--load TEXT] [--program FILE]")
 	}
 	var chosen []string
 	if *only != "" {

@@ -188,6 +188,13 @@ func (p *Policy) WindowMs() uint32 {
 	return p.scaleMs
 }
 
+// ShapeAlgorithm is the place of the algorithm in a shape, which has no bits above it.
+// ShapeSpare masks those which are 0 in the shapes of windows, for stores to use.
+const (
+	ShapeAlgorithm = 57
+	ShapeSpare     = 1<<30 - 1
+)
+
 // Shape identifies the unit in which a counter under this policy is kept: equal
 // shapes share state as it stands, unequal ones need Convert. It fits in 59 bits.
 func (p *Policy) Shape() uint64 { return p.shape }

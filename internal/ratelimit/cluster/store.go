@@ -152,6 +152,12 @@ func New(c Config) (*Store, error) {
 // Backend implements ratelimit.Store.
 func (s *Store) Backend(ratelimit.Bucket) string { return "cluster" }
 
+// Take implements ratelimit.Store. It allocates nothing.
+func (s *Store) Take(_ context.Context, now ratelimit.Instant, it ratelimit.Item) (d ratelimit.Decision) {
+	s.Spend(&d, now, it)
+	return d
+}
+
 // Others implements local.Peers: reported and expected, as of this millisecond.
 func (s *Store) Others(link uint32, p *ratelimit.Policy, win uint32, now ratelimit.Instant) (taken, before, thin uint32) {
 	e, c, i := s.entry(link)

@@ -62,8 +62,8 @@ func (c Counter) Key() ratelimit.Key {
 // state is meaningless, with shape 0, while the counter is changing its place or
 // shape.
 func (c Counter) Load() (s ratelimit.State, shape uint64) {
-	s = ratelimit.State{Word: c.sl.word.Load(), Prev: c.prev.Load()}
-	shape = c.sl.shape.Load()
+	s = ratelimit.State{Word: c.word.Load(), Prev: c.prev.Load()}
+	shape = c.sl.shape()
 	if s.Word>>32 == frozen || c.sl.hi.Load() != c.hi {
 		return ratelimit.State{}, 0
 	}
@@ -71,16 +71,19 @@ func (c Counter) Load() (s ratelimit.State, shape uint64) {
 }
 
 // Link returns the counter's link and mark.
-func (c Counter) Link() (link, mark uint32) { return c.load() }
+func (c Counter) Link() (link, mark uint32) {
+	a := c.sl.mark.Load()
+	return uint32(a), uint32(a >> 32)
+}
 
 // SwapMark sets the mark if it is still old.
 func (c Counter) SwapMark(old, mark uint32) bool {
 	for {
-		a := c.mark.Load()
+		a := c.sl.mark.Load()
 		if uint32(a>>32) != old {
 			return false
 		}
-		if c.mark.CompareAndSwap(a, uint64(mark)<<32|uint64(uint32(a))) {
+		if c.sl.mark.CompareAndSwap(a, uint64(mark)<<32|uint64(uint32(a))) {
 			return true
 		}
 	}
@@ -89,8 +92,8 @@ func (c Counter) SwapMark(old, mark uint32) bool {
 // SetMark sets the mark.
 func (c Counter) SetMark(mark uint32) {
 	for {
-		a := c.mark.Load()
-		if c.mark.CompareAndSwap(a, uint64(mark)<<32|uint64(uint32(a))) {
+		a := c.sl.mark.Load()
+		if c.sl.mark.CompareAndSwap(a, uint64(mark)<<32|uint64(uint32(a))) {
 			return
 		}
 	}
@@ -101,10 +104,10 @@ func (c Counter) SetMark(mark uint32) {
 func (s *Store) Book(c Counter, p *ratelimit.Policy, n int64, now ratelimit.Instant) bool {
 	d := s.TokenTime(p, uint32(min(max(n, -n), ratelimit.MaxLimit)))
 	if n < 0 {
-		return c.sl.untake(d)
+		return c.untake(d)
 	}
 	for {
-		w := c.sl.word.Load()
+		w := c.word.Load()
 		if w>>32 == frozen || c.sl.hi.Load() != c.hi {
 			return false
 		}
@@ -112,7 +115,7 @@ func (s *Store) Book(c Counter, p *ratelimit.Policy, n int64, now ratelimit.Inst
 		if far := next - int64(now) - p.Tolerance(); far > 0 { // a debt, not a clock gone wrong
 			c.reserving(uint32(min(far/1e6+1, 1<<32-1)))
 		}
-		if c.sl.word.CompareAndSwap(w, uint64(next)) {
+		if c.word.CompareAndSwap(w, uint64(next)) {
 			return true
 		}
 	}
@@ -135,11 +138,11 @@ func (s *Store) Counter(k ratelimit.Key) (Counter, bool) {
 // of now if the counter is kept under p's shape. It fails when the store is full.
 func (s *Store) Ensure(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instant) (Counter, bool) {
 	if c, ok := s.Counter(k); ok || k.Hi == overflowHi {
-		if ok && c.sl.shape.Load() == p.Shape() && !c.ready(p, now) {
+		if ok && c.sl.shape() == p.Shape() && !c.ready(p, now) {
 			mu := s.lockOf(k)
 			mu.Lock()
 			defer mu.Unlock()
-			if c, ok = s.Counter(k); ok && c.sl.shape.Load() == p.Shape() {
+			if c, ok = s.Counter(k); ok && c.sl.shape() == p.Shape() {
 				s.settle(c.ref, p, now)
 			}
 		}
@@ -164,10 +167,10 @@ func (s *Store) Attach(k ratelimit.Key, alloc func() uint32) (Counter, uint32, b
 	if !ok {
 		return c, 0, false
 	}
-	link, _ := c.load()
+	link, _ := c.Link()
 	if link == 0 {
 		link = alloc()
-		c.mark.Add(uint64(link)) // nobody else changes the lower half
+		c.sl.mark.Add(uint64(link)) // nobody else changes the lower half
 	}
 	return c, link, true
 }
@@ -182,8 +185,8 @@ func (s *Store) Adopt(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instan
 	if !ok {
 		return false
 	}
-	if shape := c.sl.shape.Load(); shape != p.Shape() {
-		if !ratelimit.Over(shape, c.sl.word.Load(), now) {
+	if shape := c.sl.shape(); shape != p.Shape() {
+		if !ratelimit.Over(shape, c.word.Load(), now) {
 			return false
 		}
 		s.settle(c.ref, p, now)
@@ -201,10 +204,10 @@ func (s *Store) Detach(k ratelimit.Key, link uint32) bool {
 	if !ok {
 		return false
 	}
-	if l, _ := c.load(); l != link {
+	if l, _ := c.Link(); l != link {
 		return false
 	}
-	c.mark.Store(0)
+	c.sl.mark.Store(0)
 	return true
 }
 
@@ -224,9 +227,9 @@ func (s *Store) Walk(part int, f func(Counter)) bool {
 	if t == nil {
 		return true
 	}
-	for i := range t.slots {
-		if hi := t.slots[i].hi.Load(); hi > vacant {
-			f(Counter{t.ref(i, hi)})
+	for i := range t.len() {
+		if r := t.at(i); r.hi > vacant {
+			f(Counter{r})
 		}
 	}
 	return true
@@ -279,13 +282,12 @@ func overflowKey(b ratelimit.Bucket, i int) ratelimit.Key {
 	return ratelimit.Key{Hi: overflowHi, Lo: uint64(b)<<32 | uint64(i)}
 }
 
-// load returns no link and the greatest mark without Peers.
-func (r ref) load() (link, mark uint32) {
-	if r.mark == nil {
+// link returns no link and the greatest mark without Peers.
+func (s *Store) link(r ref) (link, mark uint32) {
+	if s.peers == nil {
 		return 0, 1<<32 - 1
 	}
-	a := r.mark.Load()
-	return uint32(a), uint32(a >> 32)
+	return Counter{r}.Link()
 }
 
 // others asks Peers, or tells what this node's share leaves out.
@@ -297,25 +299,25 @@ func (s *Store) others(link uint32, p *ratelimit.Policy, win uint32, at ratelimi
 }
 
 func (s *Store) refused(r ref, link, thin uint32, p *ratelimit.Policy, cost uint32, now ratelimit.Instant) {
-	if r.mark != nil && (thin == 0 || rand.Uint32()>>(32-thin) == 0) {
+	if s.peers != nil && (thin == 0 || rand.Uint32()>>(32-thin) == 0) {
 		s.peers.Refused(Counter{r}, link, p, cost<<thin, now)
 	}
 }
 
 func (s *Store) returned(r ref, p *ratelimit.Policy, at ratelimit.Instant) {
-	if r.mark != nil {
+	if s.peers != nil {
 		s.peers.Returned(Counter{r}, p, at)
 	}
 }
 
 // rolled begins a window for Peers too: its first spend passes the mark.
 func (s *Store) rolled(r ref, word uint64) {
-	if r.mark == nil {
+	if s.peers == nil {
 		return
 	}
 	for {
-		a := r.mark.Load()
-		if r.mark.CompareAndSwap(a, uint64(uint32(a))) {
+		a := r.sl.mark.Load()
+		if r.sl.mark.CompareAndSwap(a, uint64(uint32(a))) {
 			if link := uint32(a); link != 0 {
 				s.peers.Rolled(link, word)
 			}
@@ -325,7 +327,7 @@ func (s *Store) rolled(r ref, word uint64) {
 }
 
 func (s *Store) convert(r ref, shape uint64, p *ratelimit.Policy, state ratelimit.State, now ratelimit.Instant) ratelimit.State {
-	if link, _ := r.load(); link != 0 {
+	if link, _ := s.link(r); link != 0 {
 		return s.peers.Convert(link, shape, p, state, now)
 	}
 	return p.Convert(shape, state, now)
@@ -345,15 +347,15 @@ func (s *Store) Put(k ratelimit.Key, p *ratelimit.Policy, state ratelimit.State,
 	if !ok {
 		return false
 	}
-	if shape := c.sl.shape.Load(); shape != p.Shape() {
+	if shape := c.sl.shape(); shape != p.Shape() {
 		s.settle(c.ref, p, now)
 	}
 	for {
-		w := c.sl.word.Load()
+		w := c.word.Load()
 		if greater && !after(p, state, ratelimit.State{Word: w, Prev: c.prev.Load()}) {
 			return true
 		}
-		if c.sl.word.CompareAndSwap(w, state.Word) {
+		if c.word.CompareAndSwap(w, state.Word) {
 			c.prev.Store(state.Prev)
 			return true
 		}

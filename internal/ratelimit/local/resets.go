@@ -141,13 +141,13 @@ func (s *Store) TakeReset(reset Reset, now ratelimit.Instant) bool {
 	if r.sl == nil {
 		return true
 	}
-	p := ratelimit.FromShape(r.sl.shape.Load())
+	p := ratelimit.FromShape(r.sl.shape())
 	for {
-		was := ratelimit.State{Word: r.sl.word.Load(), Prev: r.prev.Load()}
+		was := ratelimit.State{Word: r.word.Load(), Prev: r.prev.Load()}
 		is := p.Forget(was, reset.At, now)
 		r.prev.Store(is.Prev)
-		if r.sl.word.CompareAndSwap(was.Word, is.Word) {
-			if link, _ := r.load(); link != 0 {
+		if r.word.CompareAndSwap(was.Word, is.Word) {
+			if link, _ := s.link(r); link != 0 {
 				s.peers.Emptied(link, p.Shape(), reset.At)
 			}
 			return true

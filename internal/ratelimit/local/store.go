@@ -33,7 +33,7 @@ const (
 // Config is what a Store is made of.
 type Config struct {
 	// MaxKeys bounds the number of keys, RATE_LIMIT_MAX_KEYS; 0 means
-	// DefaultMaxKeys. A key costs about 46 bytes.
+	// DefaultMaxKeys. A key costs about 57 bytes.
 	MaxKeys int
 	// Clock is read when a call's time contradicts the counter, to tell a call
 	// that was delayed from a clock that stepped back. The zero Clock trusts the
@@ -82,7 +82,7 @@ func New(c Config) (*Store, error) {
 	}
 	for i := range s.shards {
 		s.shards[i].peers = c.Peers
-		s.shards[i].tab.Store(newTable(minSlots, c.Peers != nil))
+		s.shards[i].tab.Store(newTable(minSlots))
 	}
 	if c.Registerer != nil {
 		if err := s.register(c.Registerer); err != nil {
@@ -109,22 +109,18 @@ func (s *Store) shard(k ratelimit.Key) *shard { return &s.shards[k.Lo>>s.shift] 
 // ref is a slot in its table, and what its hi must be for a spend to count.
 type ref struct {
 	sl   *slot
+	word *atomic.Uint64
 	prev *atomic.Uint32
-	mark *atomic.Uint64 // nil without Peers
 	hi   uint64
 }
 
 // lookup finds a key without a lock; ref.sl is nil if there is none.
 func (s *Store) lookup(sh *shard, k ratelimit.Key) ref {
 	t := sh.tab.Load()
-	hi, _ := bits.Mul64(k.Hi, uint64(t.groups))
-	i := int(hi)*groupLen + int(k.Hi)&(groupLen-1)
-	if sl := &t.slots[i]; sl.hi.Load() != k.Hi || sl.lo.Load() != k.Lo {
-		if i = t.find(k); i < 0 {
-			return ref{}
-		}
+	if i := t.find(k); i >= 0 {
+		return t.ref(i, k.Hi)
 	}
-	return t.ref(i, k.Hi)
+	return ref{}
 }
 
 // shared returns the overflow counter of a key; ref.sl is nil if the bucket never
@@ -139,8 +135,14 @@ func (s *Store) shared(k ratelimit.Key, b ratelimit.Bucket) ref {
 
 // Take implements ratelimit.Store. It allocates nothing.
 func (s *Store) Take(_ context.Context, now ratelimit.Instant, it ratelimit.Item) (d ratelimit.Decision) {
-	s.take(&d, it.Key, it.Policy, it.Spend(), now, 0)
+	s.Spend(&d, now, it)
 	return d
+}
+
+// Spend is Take for stores that embed this one: a decision that is handed on is copied in
+// whole words of which the parts were just written, for which processors wait. d is zero.
+func (s *Store) Spend(d *ratelimit.Decision, now ratelimit.Instant, it ratelimit.Item) {
+	s.take(d, it.Key, it.Policy, it.Spend(), now, 0)
 }
 
 // take spends cost, if need be so far ahead (nanoseconds, token buckets only). d is zero.
@@ -150,7 +152,12 @@ func (s *Store) take(d *ratelimit.Decision, k ratelimit.Key, p *ratelimit.Policy
 		return
 	}
 	sh := s.shard(k)
-	r := s.lookup(sh, k)
+	t := sh.tab.Load()
+	g, _ := bits.Mul64(k.Hi, uint64(t.groups()))
+	r := t.ref(int(g*groupLen+k.Hi%groupLen), k.Hi) // where most keys are
+	if !r.is(k) {
+		r = s.lookup(sh, k)
+	}
 	for {
 		if r.sl != nil {
 			if p.Algorithm() == ratelimit.TokenBucket {
@@ -169,9 +176,14 @@ func (s *Store) take(d *ratelimit.Decision, k ratelimit.Key, p *ratelimit.Policy
 func (s *Store) spendWindow(d *ratelimit.Decision, r ref, p *ratelimit.Policy, cost uint32, now ratelimit.Instant) bool {
 	index, into := p.Window(now)
 	for {
-		w := r.sl.word.Load()
-		if r.sl.shape.Load() != p.Shape() {
-			return false
+		hint := r.sl.form.Load() ^ p.Shape()
+		blind := hinted(hint, index) && cost <= slackCost
+		w := uint64(index)<<32 | ceiling(hint) // what blind takes the word to be
+		if !blind {
+			w = r.word.Load()
+			if hint = r.sl.form.Load() ^ p.Shape(); hint > ratelimit.ShapeSpare {
+				return false
+			}
 		}
 		win, into, at := index, into, now
 		if tag := uint32(w >> 32); tag != index {
@@ -181,7 +193,7 @@ func (s *Store) spendWindow(d *ratelimit.Decision, r ref, p *ratelimit.Policy, c
 			case ahead == 1: // we were preempted past the window's end: never roll back
 				win, into, at = tag, 0, p.WindowStart(tag)
 			case ahead < 0 && p.Algorithm() == ratelimit.FixedWindow:
-				if r.sl.word.CompareAndSwap(w, uint64(index)<<32) {
+				if r.word.CompareAndSwap(w, uint64(index)<<32) {
 					s.rolled(r, w)
 				}
 				continue
@@ -189,7 +201,7 @@ func (s *Store) spendWindow(d *ratelimit.Decision, r ref, p *ratelimit.Policy, c
 				return false
 			}
 		}
-		link, mark := r.load()
+		link, mark := s.link(r)
 		others, before, thin := s.others(link, p, win, at)
 		count, prev, carried := uint32(w), uint32(0), uint32(0)
 		if p.Algorithm() == ratelimit.SlidingWindow {
@@ -197,27 +209,37 @@ func (s *Store) spendWindow(d *ratelimit.Decision, r ref, p *ratelimit.Policy, c
 			carried = p.Carried(prev, into)
 		}
 		room := p.Limit() - min(p.Limit(), others+carried)
-		if uint64(count)+uint64(cost) > uint64(room) {
+		switch {
+		case uint64(count)+uint64(cost) > uint64(room):
+			if blind {
+				r.unhint(p, hint)
+				continue
+			}
 			s.refused(r, link, thin, p, cost, at)
 			p.RefuseWindow(d, prev, count+others, carried, cost, into, at)
 			return true
-		}
-		switch {
 		case room-count > slack && cost <= slackCost:
-			w = r.sl.word.Add(uint64(cost))
+			w = r.word.Add(uint64(cost))
 			if uint32(w>>32) != win || uint32(w) > room {
 				// A window began meanwhile, or many added at once: take it back
 				// where it was booked.
-				r.sl.unspend(uint32(w>>32), cost)
+				r.unhint(p, hint)
+				r.unspend(uint32(w>>32), cost)
 				continue
 			}
-		case r.sl.word.CompareAndSwap(w, w+uint64(cost)):
+		case r.word.CompareAndSwap(w, w+uint64(cost)):
 			w += uint64(cost)
 		default:
+			if blind {
+				r.unhint(p, hint)
+			}
 			continue
 		}
+		if (hint != 0 || room-count > slack) && uint64(uint32(w)) > ceiling(hint) {
+			r.hint(p, hint, win, uint32(w), room)
+		}
 		if r.sl.hi.Load() != r.hi { // the slot went to another key under our hands
-			r.sl.unspend(win, cost)
+			r.unspend(win, cost)
 			return false
 		}
 		if uint32(w) > mark {
@@ -229,13 +251,13 @@ func (s *Store) spendWindow(d *ratelimit.Decision, r ref, p *ratelimit.Policy, c
 }
 
 // unspend takes cost back from a window and reports whether it still runs.
-func (sl *slot) unspend(win, cost uint32) bool {
+func (r ref) unspend(win, cost uint32) bool {
 	for {
-		w := sl.word.Load()
+		w := r.word.Load()
 		if uint32(w>>32) != win || win == frozen {
 			return false
 		}
-		if sl.word.CompareAndSwap(w, w-uint64(min(cost, uint32(w)))) {
+		if r.word.CompareAndSwap(w, w-uint64(min(cost, uint32(w)))) {
 			return true
 		}
 	}
@@ -245,7 +267,7 @@ func (sl *slot) unspend(win, cost uint32) bool {
 func (s *Store) spendTokens(d *ratelimit.Decision, r ref, p *ratelimit.Policy, cost uint32, now ratelimit.Instant, ahead int64) bool {
 	need := s.TokenTime(p, cost)
 	tolerance := max(p.Tolerance(), need) // a share of a burst is at least this one
-	link, _ := r.load()
+	link, _ := s.link(r)
 	unseen, thin := int64(0), uint32(0) // the time of the tokens that peers are expected to have spent
 	if link != 0 {
 		var others uint32
@@ -253,8 +275,8 @@ func (s *Store) spendTokens(d *ratelimit.Decision, r ref, p *ratelimit.Policy, c
 		unseen = s.TokenTime(p, others)
 	}
 	for {
-		w := r.sl.word.Load()
-		if r.sl.shape.Load() != p.Shape() || w>>32 == frozen {
+		w := r.word.Load()
+		if r.sl.form.Load() != p.Shape() || w>>32 == frozen {
 			return false
 		}
 		if r.steppedBack(p, w, now) {
@@ -271,14 +293,14 @@ func (s *Store) spendTokens(d *ratelimit.Decision, r ref, p *ratelimit.Policy, c
 		if far := next - int64(now) - p.Tolerance(); far > 0 {
 			r.reserving(uint32(far/1e6 + 1))
 		}
-		if !r.sl.word.CompareAndSwap(w, uint64(next)) {
+		if !r.word.CompareAndSwap(w, uint64(next)) {
 			continue
 		}
 		if r.sl.hi.Load() != r.hi {
-			r.sl.untake(need)
+			r.untake(need)
 			return false
 		}
-		if r.mark != nil {
+		if s.peers != nil {
 			s.peers.Spent(Counter{r}, p, int64(cost), now)
 		}
 		p.AdmitTokens(d, next+unseen, now)
@@ -301,13 +323,13 @@ func (r ref) reserving(ms uint32) {
 }
 
 // untake moves a bucket back by d nanoseconds, unless its slot is out of use.
-func (sl *slot) untake(d int64) bool {
+func (r ref) untake(d int64) bool {
 	for {
-		w := sl.word.Load()
+		w := r.word.Load()
 		if w>>32 == frozen {
 			return false
 		}
-		if sl.word.CompareAndSwap(w, uint64(max(int64(w)-d, 0))) {
+		if r.word.CompareAndSwap(w, uint64(max(int64(w)-d, 0))) {
 			return true
 		}
 	}
@@ -328,7 +350,7 @@ func (s *Store) prepare(sh *shard, k ratelimit.Key, p *ratelimit.Policy, now rat
 		}
 	}
 	if r.sl != nil {
-		if r.mark != nil && r.sl.shape.Load() != p.Shape() {
+		if s.peers != nil && r.sl.shape() != p.Shape() {
 			s.peers.Changed(k)
 		}
 		now = s.settle(r, p, now)
@@ -351,10 +373,11 @@ func (s *Store) prepareOverflow(k ratelimit.Key, p *ratelimit.Policy, now rateli
 	s.overflowMu.Lock()
 	defer s.overflowMu.Unlock()
 	if s.overflow[p.Bucket()].Load() == nil {
-		t := newTable(overflowLen, s.peers != nil)
-		for i := range t.slots {
-			t.slots[i].lo.Store(overflowKey(p.Bucket(), i).Lo)
-			t.slots[i].hi.Store(overflowHi)
+		t := newTable(overflowLen)
+		for i := range t.len() {
+			sl := t.at(i).sl
+			sl.lo.Store(overflowKey(p.Bucket(), i).Lo)
+			sl.hi.Store(overflowHi)
 		}
 		s.overflow[p.Bucket()].Store(t)
 	}
@@ -364,8 +387,8 @@ func (s *Store) prepareOverflow(k ratelimit.Key, p *ratelimit.Policy, now rateli
 
 // ready tells whether a counter can be spent on as it is.
 func (r ref) ready(p *ratelimit.Policy, now ratelimit.Instant) bool {
-	w := r.sl.word.Load()
-	if r.sl.shape.Load() != p.Shape() {
+	w := r.word.Load()
+	if r.sl.shape() != p.Shape() {
 		return false
 	}
 	if p.Algorithm() == ratelimit.TokenBucket {
@@ -379,32 +402,32 @@ func (r ref) ready(p *ratelimit.Policy, now ratelimit.Instant) bool {
 // settle does for prepare what concerns the counter. The lock of r is held, so
 // that the word is changed elsewhere only by spending.
 func (s *Store) settle(r ref, p *ratelimit.Policy, now ratelimit.Instant) ratelimit.Instant {
-	if shape := r.sl.shape.Load(); shape != p.Shape() {
-		r.sl.shape.Store(0) // nobody spends from here on
+	if shape := r.sl.shape(); shape != p.Shape() {
+		r.sl.form.Store(0) // nobody spends from here on
 		for {
-			w := r.sl.word.Load()
+			w := r.word.Load()
 			state := p.Fresh(now)
 			if shape != 0 {
 				state = s.convert(r, shape, p, ratelimit.State{Word: w, Prev: r.prev.Load()}, now)
 			}
-			if r.sl.word.CompareAndSwap(w, state.Word) {
+			if r.word.CompareAndSwap(w, state.Word) {
 				r.prev.Store(state.Prev)
-				r.sl.shape.Store(p.Shape())
+				r.sl.form.Store(p.Shape())
 				return now
 			}
 		}
 	}
 	if p.Algorithm() == ratelimit.TokenBucket {
-		if !r.steppedBack(p, r.sl.word.Load(), now) {
+		if !r.steppedBack(p, r.word.Load(), now) {
 			return now
 		}
-		if now = s.latest(now); r.steppedBack(p, r.sl.word.Load(), now) {
-			r.sl.word.Store(uint64(int64(now) + p.Tolerance()))
+		if now = s.latest(now); r.steppedBack(p, r.word.Load(), now) {
+			r.word.Store(uint64(int64(now) + p.Tolerance()))
 		}
 		return now
 	}
 	for {
-		w := r.sl.word.Load()
+		w := r.word.Load()
 		index, _ := p.Window(now)
 		tag := uint32(w >> 32)
 		next := uint64(index) << 32
@@ -422,7 +445,7 @@ func (s *Store) settle(r ref, p *ratelimit.Policy, now ratelimit.Instant) rateli
 		default:
 			r.prev.Store(0)
 		}
-		if r.sl.word.CompareAndSwap(w, next) {
+		if r.word.CompareAndSwap(w, next) {
 			s.rolled(r, w)
 			return now
 		}
@@ -493,8 +516,8 @@ func (s *Store) Refund(_ context.Context, b ratelimit.Booking, it ratelimit.Item
 				return
 			}
 		}
-		w, p := r.sl.word.Load(), it.Policy
-		if shape := r.sl.shape.Load(); shape == 0 {
+		w, p := r.word.Load(), it.Policy
+		if shape := r.sl.shape(); shape == 0 {
 			return
 		} else if shape != p.Shape() { // changed since: give back in its present unit
 			old := ratelimit.FromShape(shape)
@@ -507,8 +530,8 @@ func (s *Store) Refund(_ context.Context, b ratelimit.Booking, it ratelimit.Item
 			continue
 		}
 		if p.Algorithm() == ratelimit.TokenBucket {
-			if r.sl.untake(s.TokenTime(p, it.Spend())) {
-				if r.mark != nil {
+			if r.untake(s.TokenTime(p, it.Spend())) {
+				if s.peers != nil {
 					s.peers.Spent(Counter{r}, it.Policy, -int64(it.Spend()), at)
 				}
 				return
@@ -518,14 +541,14 @@ func (s *Store) Refund(_ context.Context, b ratelimit.Booking, it ratelimit.Item
 		win, _ := p.Window(at)
 		switch {
 		case tag == win:
-			if r.sl.unspend(win, it.Spend()) {
+			if r.unspend(win, it.Spend()) {
 				s.returned(r, it.Policy, at)
 				return
 			}
 		case tag == win+1 && p.Algorithm() == ratelimit.SlidingWindow:
 			mu.Lock()
 			if s.lookup(sh, it.Key).sl == r.sl || r.hi == overflowHi {
-				if uint32(r.sl.word.Load()>>32) == tag {
+				if uint32(r.word.Load()>>32) == tag {
 					r.prev.Store(r.prev.Load() - min(it.Spend(), r.prev.Load()))
 				}
 				mu.Unlock()
@@ -582,7 +605,7 @@ func (s *Store) seen(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instant
 			r = s.shared(k, p.Bucket())
 		}
 		if r.sl != nil {
-			link, _ = r.load()
+			link, _ = s.link(r)
 		}
 	}
 	if p.Algorithm() == ratelimit.TokenBucket {
@@ -618,9 +641,9 @@ func (s *Store) state(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instan
 			return p.Fresh(now)
 		}
 	}
-	state := ratelimit.State{Word: r.sl.word.Load(), Prev: r.prev.Load()}
-	shape := r.sl.shape.Load()
-	if state.Word>>32 == frozen || shape != p.Shape() || r.sl.word.Load()>>32 != state.Word>>32 {
+	state := ratelimit.State{Word: r.word.Load(), Prev: r.prev.Load()}
+	shape := r.sl.shape()
+	if state.Word>>32 == frozen || shape != p.Shape() || r.word.Load()>>32 != state.Word>>32 {
 		mu.Lock() // changing just now, or to be changed: what is read under the lock is whole
 		if r.hi != overflowHi {
 			r = s.lookup(sh, k)
@@ -628,14 +651,14 @@ func (s *Store) state(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instan
 		if r.sl == nil {
 			shape = 0
 		} else {
-			if shape = r.sl.shape.Load(); shape != 0 && shape != p.Shape() { // as the next spend would find it
-				if r.mark != nil {
+			if shape = r.sl.shape(); shape != 0 && shape != p.Shape() { // as the next spend would find it
+				if s.peers != nil {
 					s.peers.Changed(k)
 				}
 				s.settle(r, p, now)
 				shape = p.Shape()
 			}
-			state = ratelimit.State{Word: r.sl.word.Load(), Prev: r.prev.Load()}
+			state = ratelimit.State{Word: r.word.Load(), Prev: r.prev.Load()}
 		}
 		mu.Unlock()
 	}

@@ -22,7 +22,8 @@ func TestConformance(t *testing.T) {
 }
 
 // The store answers as the pure rule does, whatever comes: costs, refunds that
-// undo the last spend, changed policies, clocks that step both ways.
+// undo the last spend, changed policies, clocks that step both ways, near the limit
+// and far from it.
 func TestStoreEqualsRule(t *testing.T) {
 	t.Parallel()
 	h := newHasher(t)
@@ -31,7 +32,7 @@ func TestStoreEqualsRule(t *testing.T) {
 		key := h.Tenant(ratelimit.ActivityCreate, tenant(1))
 		draw := func() *ratelimit.Policy {
 			r := ratelimit.Rule{
-				Limit:     rapid.Int64Range(0, 30).Draw(rt, "limit"),
+				Limit:     rapid.OneOf(rapid.Int64Range(0, 30), rapid.Int64Range(2*slack, 12*slack)).Draw(rt, "limit"),
 				Scale:     time.Duration(rapid.Int64Range(1, 3).Draw(rt, "scale")) * time.Second,
 				Algorithm: rapid.SampledFrom(algorithms).Draw(rt, "algorithm"),
 			}
@@ -54,12 +55,12 @@ func TestStoreEqualsRule(t *testing.T) {
 			if rapid.IntRange(0, 9).Draw(rt, "change") == 0 {
 				p = draw()
 			}
-			it := ratelimit.Item{Key: key, Policy: p, Cost: rapid.Uint32Range(1, 12).Draw(rt, "cost")}
+			it := ratelimit.Item{Key: key, Policy: p, Cost: rapid.OneOf(rapid.Uint32Range(1, 12), rapid.Uint32Range(slackCost, 2*slack)).Draw(rt, "cost")}
 			noUnit := p.Algorithm() == ratelimit.TokenBucket && p.Limit() == 0
 			if shape != 0 && shape != p.Shape() && !noUnit {
 				state, shape = p.Convert(shape, state, now), p.Shape()
 			}
-			if it.Cost > p.Quota() { // refused without a counter
+			if it.Cost > p.Quota() { // refused without a look at the counter
 				if s.Take(t.Context(), now, it).Allowed {
 					rt.Fatal("an impossible cost was admitted")
 				}
@@ -201,6 +202,46 @@ func TestWindowEdgeUnderParallelCallers(t *testing.T) {
 	}
 }
 
+// Callers who add without looking stop at the limit all the same, window after window: nobody
+// is admitted beyond it, nobody refused before, and the count is what was admitted.
+func TestBlindAdditionsKeepTheLimit(t *testing.T) {
+	t.Parallel()
+	const workers, windows, limit = 4, 3, 6*slack + 5
+	h := newHasher(t)
+	for _, a := range algorithms[:2] {
+		p := newPolicy(t, ratelimit.Rule{Limit: limit, Scale: time.Second, Algorithm: a})
+		s := newStore(t, Config{})
+		it := ratelimit.Item{Key: h.Tenant(ratelimit.ActivityCreate, tenant(1)), Policy: p}
+		for n := range windows {
+			now := benchNow.Add(time.Duration(2*n) * time.Second) // what a sliding window carries is gone
+			if n > 0 {
+				s.Take(t.Context(), now, it)
+				if form := s.lookup(s.shard(it.Key), it.Key).sl.form.Load(); form == p.Shape() {
+					t.Fatalf("%v: no hint far from the limit", a)
+				}
+				s.Refund(t.Context(), ratelimit.Booking{At: now}, it)
+			}
+			var admitted atomic.Int64
+			var wg sync.WaitGroup
+			for range workers {
+				wg.Go(func() {
+					for s.Take(t.Context(), now, it).Allowed {
+						admitted.Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			u, err := s.Peek(t.Context(), now, it)
+			if err != nil || admitted.Load() != limit || u.Used != limit {
+				t.Fatalf("%v, window %d: %d admitted of %d, %d counted (%v)", a, n, admitted.Load(), limit, u.Used, err)
+			}
+			if form := s.lookup(s.shard(it.Key), it.Key).sl.form.Load(); form != p.Shape() {
+				t.Fatalf("%v: a hint at the limit", a)
+			}
+		}
+	}
+}
+
 // A table that grows under a hot key loses none of its spends.
 func TestGrowthUnderAHotKey(t *testing.T) {
 	t.Parallel()
@@ -258,7 +299,7 @@ func TestEndedKeysGoFirst(t *testing.T) {
 		}
 		slots := 0
 		for i := range s.shards {
-			slots += len(s.shards[i].tab.Load().slots)
+			slots += s.shards[i].tab.Load().len()
 		}
 		if slots > maxKeys*3/2 {
 			t.Fatalf("%d slots for %d keys", slots, maxKeys)

@@ -25,48 +25,100 @@ const (
 	vacant = 1
 )
 
-// slot is one counter: 32 bytes without a pointer, so that a million of them
-// cost the garbage collector nothing. word and shape are those of
-// ratelimit.State and Policy.Shape; a word is read before the shape that tells
-// its unit.
+// slot is what checks read of a counter and hardly ever write: 32 bytes without a
+// pointer, so that a million of them cost the garbage collector nothing.
 type slot struct {
-	hi, lo      atomic.Uint64
-	word, shape atomic.Uint64
+	hi, lo atomic.Uint64
+	form   atomic.Uint64 // Policy.Shape; of windows with a hint in ratelimit.ShapeSpare
+	mark   atomic.Uint64 // only with Peers: mark<<32 | link, see Counter
+}
+
+// shape is the Policy.Shape under which the counter is kept: a word is read before
+// the shape that tells its unit.
+func (sl *slot) shape() uint64 {
+	form := sl.form.Load()
+	if ratelimit.Algorithm(form>>ratelimit.ShapeAlgorithm) != ratelimit.TokenBucket {
+		form &^= ratelimit.ShapeSpare
+	}
+	return form
+}
+
+// A hint is what a window's form has in ratelimit.ShapeSpare: that it is one, the last
+// nine bits of the window's index, and a ceiling in units of slack, which the window's count
+// had not passed. Who finds the limit further off than slack even at the ceiling adds to the
+// word without a look at it first: cores that share a key then wait for its line once a
+// check and not twice. Whoever passes the ceiling puts another hint before it does anything
+// else, so that no more such additions go astray than there are callers at work; a hint that
+// is old or wrong costs no more than that.
+const (
+	hintWindow = 20 // bits of the ceiling, below those of the window
+	hintSet    = 1 << 9
+)
+
+// hinted tells whether a form differs from a policy's shape by nothing but a hint for win.
+func hinted(hint uint64, win uint32) bool { return hint>>hintWindow == uint64(win%hintSet|hintSet) }
+
+func ceiling(hint uint64) uint64 { return hint % (1 << hintWindow) * slack }
+
+// hint replaces a hint by one whose ceiling is half way from a window's count to where slack
+// begins, since all cores must learn of each; by none near the limit.
+//
+//go:noinline
+func (r ref) hint(p *ratelimit.Policy, was uint64, win, count, room uint32) {
+	is := uint64(0)
+	if room > count+slack {
+		if top := (count + (room-slack-count)/2) / slack; top*slack > count {
+			is = uint64(win%hintSet|hintSet)<<hintWindow | uint64(top)
+		}
+	}
+	if is != was {
+		r.sl.form.CompareAndSwap(p.Shape()|was, p.Shape()|is)
+	}
+}
+
+func (r ref) unhint(p *ratelimit.Policy, was uint64) {
+	r.sl.form.CompareAndSwap(p.Shape()|was, p.Shape())
 }
 
 // table is an open-addressed hash table that is replaced, never emptied: a
 // search ends at the first slot that was never used.
 type table struct {
-	slots  []slot
-	prev   []atomic.Uint32 // cold: State.Prev; of token buckets how far they were booked ahead, ms
-	marks  []atomic.Uint64 // only with Peers: mark<<32 | link, see Counter
-	groups uint32
+	slots []slot
+	// words are State.Word. They stand apart because every check that admits writes
+	// one: the line that tells whose a counter is stays with all cores.
+	words []atomic.Uint64
+	prevs []atomic.Uint32 // cold: State.Prev; of token buckets how far they were booked ahead, ms
 }
 
-func newTable(slots int, marks bool) *table {
-	g := (slots + groupLen - 1) / groupLen
-	t := &table{slots: make([]slot, g*groupLen), prev: make([]atomic.Uint32, g*groupLen), groups: uint32(g)}
-	if marks {
-		t.marks = make([]atomic.Uint64, g*groupLen)
-	}
-	return t
+func newTable(slots int) *table {
+	n := (slots + groupLen - 1) / groupLen * groupLen
+	return &table{make([]slot, n), make([]atomic.Uint64, n), make([]atomic.Uint32, n)}
 }
 
-// ref is what a spend needs of slot i, which must hold a key that begins with hi.
+func (t *table) len() int    { return len(t.slots) }
+func (t *table) groups() int { return len(t.slots) / groupLen }
+
+// ref is what a spend needs of counter i, whose key must begin with hi.
 func (t *table) ref(i int, hi uint64) ref {
-	r := ref{sl: &t.slots[i], prev: &t.prev[i], hi: hi}
-	if t.marks != nil {
-		r.mark = &t.marks[i]
-	}
+	return ref{sl: &t.slots[i], word: &t.words[i], prev: &t.prevs[i], hi: hi}
+}
+
+// at is the ref of a counter as it is.
+func (t *table) at(i int) ref {
+	r := t.ref(i, 0)
+	r.hi = r.sl.hi.Load()
 	return r
 }
 
+// is tells whether a counter is that of a key.
+func (r ref) is(k ratelimit.Key) bool { return r.sl.hi.Load() == k.Hi && r.sl.lo.Load() == k.Lo }
+
 // unlink forgets what Peers kept for a slot whose counter has ended.
-func (t *table) unlink(i int, peers Peers) {
-	if t.marks == nil {
+func (r ref) unlink(peers Peers) {
+	if peers == nil {
 		return
 	}
-	if link := uint32(t.marks[i].Swap(0)); link != 0 {
+	if link := uint32(r.sl.mark.Swap(0)); link != 0 {
 		peers.Freed(link)
 	}
 }
@@ -75,8 +127,8 @@ func (t *table) unlink(i int, peers Peers) {
 type walk struct{ group, step, groups uint32 }
 
 func (t *table) walk(k ratelimit.Key) walk {
-	hi, _ := bits.Mul64(k.Hi, uint64(t.groups))
-	return walk{uint32(hi), uint32(k.Lo), t.groups}
+	hi, _ := bits.Mul64(k.Hi, uint64(t.groups()))
+	return walk{uint32(hi), uint32(k.Lo), uint32(t.groups())}
 }
 
 func (w *walk) next() {
@@ -95,11 +147,11 @@ func (t *table) find(k ratelimit.Key) int {
 	for range maxProbe {
 		for j := range groupLen {
 			i := w.index(k, j)
-			sl := &t.slots[i]
-			switch hi := sl.hi.Load(); {
-			case hi == k.Hi && sl.lo.Load() == k.Lo:
+			r := t.at(i)
+			switch {
+			case r.is(k):
 				return i
-			case hi == 0:
+			case r.hi == 0:
 				return -1
 			}
 		}
@@ -108,15 +160,16 @@ func (t *table) find(k ratelimit.Key) int {
 	return -1
 }
 
-// over tells whether a slot's counter has ended by a moment.
-func (s *slot) over(at ratelimit.Instant) bool {
-	return ratelimit.Over(s.shape.Load(), s.word.Load(), at)
+// over tells whether a counter has ended by a moment.
+func (r ref) over(at ratelimit.Instant) bool {
+	w := r.word.Load()
+	return ratelimit.Over(r.sl.shape(), w, at)
 }
 
 // retire takes an ended counter out of use, unless somebody spends on it just now.
-func (s *slot) retire(at ratelimit.Instant) bool {
-	w := s.word.Load()
-	return ratelimit.Over(s.shape.Load(), w, at) && s.word.CompareAndSwap(w, frozenWord)
+func (r ref) retire(at ratelimit.Instant) bool {
+	w := r.word.Load()
+	return ratelimit.Over(r.sl.shape(), w, at) && r.word.CompareAndSwap(w, frozenWord)
 }
 
 // shard is a part of the key space with its own table. The mutex is for
@@ -145,27 +198,27 @@ func (sh *shard) insert(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Inst
 		if sh.keys.Load() >= int64(maxKeys) && !sh.bury(t, k, now) && !sh.purge(t, now) {
 			break
 		}
-		grown, atLeast := len(t.slots) >= max(maxSlots, minSlots), minSlots
-		if grown || sh.used*10 < len(t.slots)*8 {
+		grown, atLeast := t.len() >= max(maxSlots, minSlots), minSlots
+		if grown || sh.used*10 < t.len()*8 {
 			i := sh.claim(t, k, now-grace)
 			if i < 0 && grown {
 				i = sh.claim(t, k, now)
 			}
 			if i >= 0 {
 				fresh := p.Fresh(now)
-				sl := &t.slots[i]
-				t.prev[i].Store(fresh.Prev)
-				sl.shape.Store(p.Shape())
-				sl.lo.Store(k.Lo)
-				sl.word.Store(fresh.Word)
-				sl.hi.Store(k.Hi)
+				r := t.at(i)
+				r.prev.Store(fresh.Prev)
+				r.sl.form.Store(p.Shape())
+				r.sl.lo.Store(k.Lo)
+				r.word.Store(fresh.Word)
+				r.sl.hi.Store(k.Hi)
 				sh.keys.Add(1)
 				return t, i
 			}
 			if grown {
 				break
 			}
-			atLeast = len(t.slots) * 5 / 4 // room, but none where k may be
+			atLeast = t.len() * 5 / 4 // room, but none where k may be
 		}
 		sh.grow(t, now-grace, atLeast, max(maxSlots, minSlots))
 	}
@@ -180,20 +233,20 @@ func (sh *shard) claim(t *table, k ratelimit.Key, ended ratelimit.Instant) int {
 	for range maxProbe {
 		for j := range groupLen {
 			i := w.index(k, j)
-			sl := &t.slots[i]
-			switch hi := sl.hi.Load(); {
-			case hi == 0:
+			r := t.at(i)
+			switch {
+			case r.hi == 0:
 				sh.used++
-				sl.word.Store(frozenWord)
-			case hi == vacant:
-			case sl.retire(ended):
-				t.unlink(i, sh.peers)
+				r.word.Store(frozenWord)
+			case r.hi == vacant:
+			case r.retire(ended):
+				r.unlink(sh.peers)
 				sh.keys.Add(-1)
 				sh.evicted.Add(1)
 			default:
 				continue
 			}
-			sl.hi.Store(vacant)
+			r.sl.hi.Store(vacant)
 			return i
 		}
 		w.next()
@@ -222,19 +275,19 @@ func (sh *shard) purge(t *table, now ratelimit.Instant) bool {
 	}
 	sh.purgedAt = now
 	found := false
-	for i := range t.slots {
+	for i := range t.len() {
 		found = sh.free(t, i, now) || found
 	}
 	return found
 }
 
 func (sh *shard) free(t *table, i int, now ratelimit.Instant) bool {
-	sl := &t.slots[i]
-	if sl.hi.Load() <= vacant || !sl.retire(now) {
+	r := t.at(i)
+	if r.hi <= vacant || !r.retire(now) {
 		return false
 	}
-	sl.hi.Store(vacant)
-	t.unlink(i, sh.peers)
+	r.sl.hi.Store(vacant)
+	r.unlink(sh.peers)
 	sh.keys.Add(-1)
 	sh.evicted.Add(1)
 	return true
@@ -244,13 +297,13 @@ func (sh *shard) free(t *table, i int, now ratelimit.Instant) bool {
 // a moment, with room for as many again. mu is held.
 func (sh *shard) grow(t *table, ended ratelimit.Instant, atLeast, maxSlots int) {
 	living := 0
-	for i := range t.slots {
-		if t.slots[i].hi.Load() > vacant && !t.slots[i].over(ended) {
+	for i := range t.len() {
+		if r := t.at(i); r.hi > vacant && !r.over(ended) {
 			living++
 		}
 	}
 	for n := min(max(living*2, atLeast), maxSlots); ; n += n / 8 {
-		if sh.moveTo(t, newTable(n, t.marks != nil), ended) {
+		if sh.moveTo(t, newTable(n), ended) {
 			return
 		}
 	}
@@ -260,12 +313,12 @@ func (sh *shard) grow(t *table, ended ratelimit.Instant, atLeast, maxSlots int) 
 // counters then: each word is frozen as it is read, so that whoever holds the
 // old slot starts over and finds the new one.
 func (sh *shard) moveTo(t, nt *table, ended ratelimit.Instant) bool {
-	places := make([]int32, len(t.slots))
-	for i := range t.slots {
-		sl := &t.slots[i]
+	places := make([]int32, t.len())
+	for i := range places {
+		r := t.at(i)
 		places[i] = -1
-		if sl.hi.Load() > vacant && !sl.over(ended) {
-			to := nt.place(ratelimit.Key{Hi: sl.hi.Load(), Lo: sl.lo.Load()})
+		if r.hi > vacant && !r.over(ended) {
+			to := nt.place(ratelimit.Key{Hi: r.hi, Lo: r.sl.lo.Load()})
 			if to < 0 {
 				return false
 			}
@@ -273,30 +326,28 @@ func (sh *shard) moveTo(t, nt *table, ended ratelimit.Instant) bool {
 		}
 	}
 	keys := 0
-	for i := range t.slots {
-		sl := &t.slots[i]
-		w := sl.word.Swap(frozenWord)
-		if sl.hi.Load() <= vacant {
+	for i, to := range places {
+		r := t.at(i)
+		w := r.word.Swap(frozenWord)
+		if r.hi <= vacant {
 			continue
 		}
-		to := int(places[i])
 		if to < 0 {
 			// Over, unless somebody spent on it since it was looked at.
-			if !ratelimit.Over(sl.shape.Load(), w, ended) {
-				to = nt.place(ratelimit.Key{Hi: sl.hi.Load(), Lo: sl.lo.Load()})
+			if !ratelimit.Over(r.sl.shape(), w, ended) {
+				to = int32(nt.place(ratelimit.Key{Hi: r.hi, Lo: r.sl.lo.Load()}))
 			}
 			if to < 0 {
 				sh.evicted.Add(1)
-				t.unlink(i, sh.peers)
+				r.unlink(sh.peers)
 				continue
 			}
 		}
-		nt.slots[to].word.Store(w)
-		nt.slots[to].shape.Store(sl.shape.Load())
-		nt.prev[to].Store(t.prev[i].Load())
-		if t.marks != nil { // a link is set under mu only; a lost mark is set anew
-			nt.marks[to].Store(t.marks[i].Load())
-		}
+		n := nt.at(int(to))
+		n.word.Store(w)
+		n.prev.Store(r.prev.Load())
+		n.sl.form.Store(r.sl.form.Load())
+		n.sl.mark.Store(r.sl.mark.Load()) // a link is set under mu only; a lost mark is set anew
 		keys++
 	}
 	sh.used = keys
@@ -310,9 +361,10 @@ func (t *table) place(k ratelimit.Key) int {
 	w := t.walk(k)
 	for range maxProbe {
 		for j := range groupLen {
-			if i := w.index(k, j); t.slots[i].hi.Load() == 0 {
-				t.slots[i].lo.Store(k.Lo)
-				t.slots[i].hi.Store(k.Hi)
+			i := w.index(k, j)
+			if r := t.at(i); r.hi == 0 {
+				r.sl.lo.Store(k.Lo)
+				r.sl.hi.Store(k.Hi)
 				return i
 			}
 		}
