@@ -89,16 +89,26 @@ func (m *node) Broadcast(_ cluster.Topic, body []byte) int {
 		m.kept(body)
 		return len(m.mesh) - 1
 	}
+	n := 0
 	for _, o := range m.mesh {
-		if o != m {
-			m.bytes.Add(int64(len(body)))
-			select {
-			case o.inbox <- letter{m.id, body}:
-			default:
-			}
+		if o != m && m.post(o, body) {
+			n++
 		}
 	}
-	return len(m.mesh) - 1
+	return n
+}
+
+// Send implements Network.
+func (m *node) Send(to cluster.ID, _ cluster.Topic, body []byte) bool { return m.post(m.mesh[to-1], body) }
+
+func (m *node) post(to *node, body []byte) bool {
+	m.bytes.Add(int64(len(body)))
+	select {
+	case to.inbox <- letter{m.id, body}:
+		return true
+	default:
+		return false
+	}
 }
 
 // Fetch implements Network.
