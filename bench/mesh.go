@@ -99,7 +99,9 @@ func (m *node) Broadcast(_ cluster.Topic, body []byte) int {
 }
 
 // Send implements Network.
-func (m *node) Send(to cluster.ID, _ cluster.Topic, body []byte) bool { return m.post(m.mesh[to-1], body) }
+func (m *node) Send(to cluster.ID, _ cluster.Topic, body []byte) bool {
+	return m.post(m.mesh[to-1], body)
+}
 
 func (m *node) post(to *node, body []byte) bool {
 	m.bytes.Add(int64(len(body)))
