@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -123,19 +124,32 @@ type adminSignInLinkCmd struct {
 }
 
 func (c adminSignInLinkCmd) Run(e *env) error {
+	base, err := c.base(e)
+	if err != nil {
+		return err
+	}
 	return c.find(e, c.Email, func(users *auth.Users, u auth.User) error {
-		base := c.PublicURL
-		if base == "" {
-			base = e.getenv("PUBLIC_URL")
-		}
 		token, expires, err := users.IssueLink(e.ctx, byCommandLine(), u.Realm, u.ID)
 		if err != nil {
 			return err
 		}
 		fmt.Fprintf(e.stderr, "Signs in as %s, once, until %s:\n", u.Email, expires.UTC().Format("15:04:05 MST"))
-		fmt.Fprintln(e.stdout, strings.TrimRight(base, "/")+"/admin/link/"+token.Reveal())
+		fmt.Fprintln(e.stdout, base+"/admin/link/"+token.Reveal())
 		return nil
 	})
+}
+
+// base is where browsers reach the hub, by the rules of PUBLIC_URL.
+func (c adminSignInLinkCmd) base(e *env) (string, error) {
+	value := cmp.Or(c.PublicURL, strings.TrimSpace(e.getenv("PUBLIC_URL")))
+	if value == "" {
+		return "", misused("at which address do browsers reach the hub? Set PUBLIC_URL, or pass --public-url https://…")
+	}
+	base, err := parsePublicURL(value)
+	if err != nil {
+		return "", misused(fmt.Sprintf("the address %q of the hub %v", value, err))
+	}
+	return base, nil
 }
 
 type adminSetPasswordCmd struct {

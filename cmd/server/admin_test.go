@@ -64,6 +64,29 @@ func TestAdministrators(t *testing.T) {
 		t.Errorf("list:\n%s", list)
 	}
 
+	// Without an address that browsers can open no link is made, which would end the one that somebody waits for.
+	links := func() (n int) {
+		if err := h.pool.QueryRow(t.Context(), `SELECT count(*) FROM sign_in_links`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for address, flag := range map[string]string{"": "", "hub.example.com": "", "https://x.example/?y": "", "https://hub.example.com": "not a url"} {
+		line := []string{"admin", "sign-in-link", "ada@example.com", "--database-url", url}
+		if flag != "" {
+			line = append(line, "--public-url", flag)
+		}
+		p := start(t, map[string]string{"PUBLIC_URL": address, "BCRYPT_COST": "10"}, line...)
+		if err := p.result(t); err == nil || exitCode(err) != exitUsage || p.out.String() != "" || links() != 0 {
+			t.Errorf("a link at %q %q: %v, %d links\n%s", address, flag, err, links(), p.out)
+		}
+	}
+	for _, flag := range []string{"https://other.example", "https://Other.Example:443/"} {
+		if link := admin("sign-in-link", "ada@example.com", "--public-url", flag); !strings.HasPrefix(link, "https://other.example/admin/link/") {
+			t.Errorf("the link at %s is %s", flag, link)
+		}
+	}
+
 	link := admin("sign-in-link", "ADA@example.com")
 	token, ok := strings.CutPrefix(link, "https://hub.example.com/admin/link/")
 	if !ok {

@@ -251,9 +251,12 @@ type channelsDeleteCmd struct {
 }
 
 func (c channelsDeleteCmd) Run(e *env) error {
-	h, o, err := c.call(e, http.MethodDelete, "", nil)
+	h, err := c.connect(e)
 	if err != nil {
 		return err
 	}
-	return h.done(o, "Deleted %s.", c.Channel)
+	if err := h.remove("/channels/"+c.Channel.String(), nil); err != nil {
+		return err
+	}
+	return h.done(nil, "Deleted %s.", c.Channel)
 }

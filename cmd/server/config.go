@@ -208,13 +208,9 @@ var settings = []setting{
 			return nil
 		}},
 	{name: "PUBLIC_URL", required: true, doc: "Where clients and browsers reach this hub, such as `https://hub.example.com`. Links in answers begin with it, forms are taken from its pages only, and cookies keep to https when it is https.",
-		set: func(c *Config, v string) error {
-			u, err := url.Parse(v)
-			if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-				return errors.New("must be an http or https URL with a host, no user, and nothing after the path")
-			}
-			c.PublicURL = strings.TrimRight(v, "/")
-			return nil
+		set: func(c *Config, v string) (err error) {
+			c.PublicURL, err = parsePublicURL(v)
+			return err
 		}},
 
 	{name: "SECRET_KEY_BASE", required: true, secret: true,
@@ -263,9 +259,13 @@ var settings = []setting{
 		doc: "Origins whose pages may call the client API, separated by commas, or `*`.",
 		set: func(c *Config, v string) error {
 			c.CORSOrigins = list(v)
-			for _, o := range c.CORSOrigins {
-				if u, err := url.Parse(o); o != "*" && (err != nil || u.Host == "" || strings.TrimRight(o, "/") != u.Scheme+"://"+u.Host) {
-					return fmt.Errorf("%q is no origin: write scheme and host, such as https://app.example.com, or *", o)
+			for i, o := range c.CORSOrigins {
+				if o == "*" {
+					continue
+				}
+				var err error
+				if c.CORSOrigins[i], err = parseOrigin(o); err != nil {
+					return err
 				}
 			}
 			return nil
@@ -586,6 +586,37 @@ func WriteConfigDoc(w io.Writer) {
 		}
 		fmt.Fprintf(w, "| `%s` | %s | %s |\n", s.name, def, strings.ReplaceAll(doc, "|", "\\|"))
 	}
+}
+
+// parsePublicURL reads the address of a hub, and returns it without a slash at its end.
+func parsePublicURL(v string) (string, error) {
+	u, err := url.Parse(v)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return "", errors.New("must be an http or https URL with a host, no user, and nothing after the path")
+	}
+	u.Host = originHost(u)
+	return strings.TrimRight(u.String(), "/"), nil
+}
+
+// parseOrigin reads an origin and writes it as browsers do: the two are compared byte by byte.
+func parseOrigin(v string) (string, error) {
+	u, err := url.Parse(v)
+	if err != nil || u.Scheme == "" || u.Hostname() == "" || strings.TrimRight(v[len(u.Scheme):], "/") != "://"+u.Host {
+		return "", fmt.Errorf("%q is no origin: write scheme and host, such as https://app.example.com, or *", v)
+	}
+	if strings.ContainsFunc(u.Host, func(r rune) bool { return r == '*' || r > unicode.MaxASCII }) {
+		return "", fmt.Errorf("%q is the origin of no page: write each host by itself, as browsers do (xn--… for other letters), or * for all", v)
+	}
+	return u.Scheme + "://" + originHost(u), nil
+}
+
+// originHost is host and port as browsers write them in an origin (RFC 6454, 6.2).
+func originHost(u *url.URL) string {
+	host := strings.TrimSuffix(strings.ToLower(u.Host), ":")
+	if port := map[string]string{"http": ":80", "https": ":443"}[u.Scheme]; port != "" {
+		host = strings.TrimSuffix(host, port)
+	}
+	return host
 }
 
 func setRateLimits(c *Config, v string) (err error) {

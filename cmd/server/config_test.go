@@ -408,3 +408,31 @@ func with(env map[string]string, name, value string) map[string]string {
 	env[name] = value
 	return env
 }
+
+// What browsers send as the origin of a page is compared byte by byte: it is kept as they write it, and what none of them can
+// send is refused.
+func TestOriginsAsBrowsersWriteThem(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{ // "" for a refusal
+		"https://app.example.com": "https://app.example.com", "https://app.example.com/": "https://app.example.com", "https://App.Example.com": "https://app.example.com",
+		"HTTPS://app.example.com": "https://app.example.com", "https://app.example.com:443": "https://app.example.com", "https://app.example.com:443/": "https://app.example.com",
+		"http://app.example.com:80": "http://app.example.com", "http://app.example.com:443": "http://app.example.com:443", "https://app.example.com:": "https://app.example.com",
+		"http://[2001:DB8::1]:80": "http://[2001:db8::1]", "http://[2001:db8::443]": "http://[2001:db8::443]", "capacitor://localhost": "capacitor://localhost", "*": "*",
+		"https://*.example.com": "", "https://münchen.example": "", "https://app.example.com/x": "", "https://app.example.com?": "", "https://app.example.com/#": "",
+		"https://a@app.example.com": "", "app.example.com": "", "//app.example.com": "", "https://": "", "https://:443": "", "null": "",
+	} {
+		c, err := LoadConfig(func(name string) string {
+			return serveEnv("postgres://localhost/x", map[string]string{"UPLOAD_DIR": t.TempDir(), "CORS_ORIGINS": text})[name]
+		})
+		if (err == nil) != (want != "") || err == nil && !slices.Equal(c.CORSOrigins, []string{want}) {
+			t.Errorf("the origin %q is kept as %q, %v; want %q", text, c.CORSOrigins, err, want)
+		}
+		if !strings.HasPrefix(want, "http") {
+			continue
+		}
+		// Forms are taken by the origin of the hub's own address.
+		if address, err := parsePublicURL(text); err != nil || address != want {
+			t.Errorf("the address %q is kept as %q, %v", text, address, err)
+		}
+	}
+}

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"fmt"
 	"net/http"
+	"strings"
 )
 
 type deliveriesCmd struct {
@@ -100,7 +102,7 @@ func (c deliveriesReplayCmd) Run(e *env) error {
 		return err
 	}
 	if c.Channel != nil {
-		return c.replayChannel(h)
+		return c.replayChannel(h, strings.TrimPrefix(tenant, "/tenants/"))
 	}
 	return each(c.IDs, func(id idArg) error {
 		d, err := h.do(http.MethodPost, tenant+"/deliveries/"+id.String()+"/retry", nil)
@@ -112,7 +114,14 @@ func (c deliveriesReplayCmd) Run(e *env) error {
 }
 
 // replayChannel goes on until the hub says that nothing is left: it takes a bounded number at a time.
-func (c deliveriesReplayCmd) replayChannel(h *hubClient) error {
+func (c deliveriesReplayCmd) replayChannel(h *hubClient, tenant string) error {
+	ch, err := h.get("/channels/" + c.Channel.String())
+	if err != nil {
+		return err
+	}
+	if owner := cell(ch, "tenant_id"); !strings.EqualFold(owner, tenant) {
+		return misused(fmt.Sprintf("channel %s is of tenant %s, and not of %s", *c.Channel, owner, c.Tenant))
+	}
 	filter := members{}
 	for name, v := range map[string]string{"from": c.From, "to": c.To} {
 		if v != "" {

@@ -66,7 +66,7 @@ func (c devCmd) serveNodes(ctx context.Context, e *env, getenv func(string) stri
 		}
 	}
 	for _, n := range d.Nodes {
-		if err := awaitReady(ctx, n.BaseURL, ended); err != nil || ctx.Err() != nil {
+		if err := awaitReady(ctx, http.DefaultClient, n.BaseURL, ended); err != nil || ctx.Err() != nil {
 			return err
 		}
 	}
@@ -234,26 +234,32 @@ func stopNodes(nodes []*devNode) (err error) {
 	return err
 }
 
-// awaitReady waits until a node takes traffic, one of them ends, or ctx does.
-func awaitReady(ctx context.Context, base string, ended <-chan *devNode) error {
-	late := time.After(nodeStart)
+// errLate ends the wait for a node.
+var errLate = errors.New("late")
+
+// awaitReady waits until a node takes traffic, one of them ends, or ctx does. A node that takes requests and answers none is
+// late as any other.
+func awaitReady(ctx context.Context, client *http.Client, base string, ended <-chan *devNode) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, nodeStart, errLate)
+	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
+			if errors.Is(context.Cause(ctx), errLate) {
+				return fmt.Errorf("%s is not ready after %s", base, nodeStart)
+			}
 			return nil
 		case n := <-ended:
 			return n.end()
-		case <-late:
-			return fmt.Errorf("%s is not ready after %s", base, nodeStart)
 		case <-tick.C:
 		}
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/health/ready", nil)
 		if err != nil {
 			return err
 		}
-		resp, err := http.DefaultClient.Do(req)
+		resp, err := client.Do(req)
 		if err != nil {
 			continue
 		}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
@@ -95,7 +94,7 @@ func (c loadtestMessagesCmd) find(e *env, o *messages.Options) error {
 		return fmt.Errorf("%w; or let --start start a hub", err)
 	}
 	o.MetricsToken = cmp.Or(c.MetricsToken, e.getenv("METRICS_TOKEN"))
-	o.Hub = &loadhub.Client{Base: h.base, Token: h.token, HTTP: &http.Client{Timeout: 30 * time.Second}}
+	o.Hub = &loadhub.Client{Base: h.base, Token: h.token, HTTP: newHTTPClient()}
 	return nil
 }
 

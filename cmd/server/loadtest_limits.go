@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 
@@ -115,7 +114,7 @@ func (c loadtestLimitsCmd) find(e *env, o *limits.Options) error {
 		return err
 	}
 	o.MetricsToken = cmp.Or(c.MetricsToken, e.getenv("METRICS_TOKEN"))
-	client := &http.Client{Timeout: 30 * time.Second}
+	client := newHTTPClient()
 	for _, n := range nodes {
 		o.Nodes = append(o.Nodes, &loadhub.Client{Base: strings.TrimRight(n, "/"), Token: h.token, HTTP: client})
 	}

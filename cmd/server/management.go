@@ -52,7 +52,13 @@ type hubClient struct {
 	base  string // without a slash at its end
 	token string
 	json  bool
-	http  http.Client
+	http  *http.Client
+}
+
+// newHTTPClient makes a client that follows no redirect: with one a DELETE becomes a GET, which succeeds, and a token may go
+// where nobody meant it to.
+func newHTTPClient() *http.Client {
+	return &http.Client{Timeout: 30 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
 // members are an object of an answer, or of a body.
@@ -64,7 +70,7 @@ func (f managementFlags) connect(e *env) (*hubClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &hubClient{e: e, json: f.JSON, http: http.Client{Timeout: 30 * time.Second}}
+	h := &hubClient{e: e, json: f.JSON, http: newHTTPClient()}
 	h.base = strings.TrimRight(cmp.Or(f.Server, e.getenv("CONVERGER_URL"), d.BaseURL), "/")
 	h.token = e.getenv("CONVERGER_TOKEN")
 	if file := cmp.Or(f.TokenFile, e.getenv("CONVERGER_TOKEN_FILE")); f.TokenFile != "" || h.token == "" && file != "" {
@@ -174,7 +180,12 @@ type envelope struct {
 	etag string // without quotes; "" for none
 }
 
-// call asks for one thing. in is sent as JSON, nil for no body.
+// errNotAHub is the error of an answer that no hub gives.
+func (h *hubClient) errNotAHub() error {
+	return fmt.Errorf("%s does not answer as a hub does; is it the right address?", h.base)
+}
+
+// call asks for one thing. in is sent as JSON, nil for no body. The answer has data, unless something was to be deleted.
 func (h *hubClient) call(method, path string, query url.Values, in any) (envelope, error) {
 	var answer envelope
 	var body io.Reader
@@ -214,15 +225,22 @@ func (h *hubClient) call(method, path string, query url.Values, in any) (envelop
 		p := problem{status: res.StatusCode}
 		if json.Unmarshal(text, &p) != nil || p.Title == "" {
 			p.Title, p.Detail = "The hub answered "+res.Status, "and not as a hub does; is "+h.base+" the right address?"
+			if to, err := res.Location(); err == nil {
+				p.Detail = "it points to " + strings.TrimSuffix(to.String(), req.URL.RequestURI()) + "; is that the address to use?"
+			}
 		}
 		return answer, &p
 	}
 	answer.etag = strings.Trim(res.Header.Get("Etag"), `"`)
-	if len(text) == 0 {
+	if res.StatusCode == http.StatusNoContent && method == http.MethodDelete {
 		return answer, nil
 	}
 	if err := json.Unmarshal(text, &answer); err != nil {
-		return answer, fmt.Errorf("%s does not answer as a hub does: %w", h.base, err)
+		return answer, h.errNotAHub()
+	}
+	switch string(answer.Data) {
+	case "", "null", "{}":
+		return answer, h.errNotAHub()
 	}
 	return answer, nil
 }
@@ -236,17 +254,23 @@ const etagMember = "etag"
 // do asks for one object, or for a change that answers with one. A setting's entity tag becomes a member of it.
 func (h *hubClient) do(method, path string, in any) (members, error) {
 	answer, err := h.call(method, path, nil, in)
-	if err != nil || answer.Data == nil {
+	if err != nil {
 		return nil, err
 	}
 	o := members{}
-	if err := decode(answer.Data, &o); err != nil {
-		return nil, err
+	if decode(answer.Data, &o) != nil {
+		return nil, h.errNotAHub()
 	}
 	if answer.etag != "" {
 		o[etagMember] = answer.etag
 	}
 	return o, nil
+}
+
+// remove deletes one thing, of which nothing is left to be shown.
+func (h *hubClient) remove(path string, query url.Values) error {
+	_, err := h.call(http.MethodDelete, path, query, nil)
+	return err
 }
 
 // decode keeps the digits of numbers.
@@ -279,17 +303,20 @@ func (h *hubClient) list(path string, query url.Values, limit int) (items []memb
 			return nil, false, err
 		}
 		var page []members
-		if err := decode(answer.Data, &page); err != nil {
-			return nil, false, err
+		if decode(answer.Data, &page) != nil {
+			return nil, false, h.errNotAHub()
 		}
 		items = append(items, page...)
 		if more = answer.Meta.HasMore; !more || limit > 0 && len(items) >= limit {
 			return items, more, nil
 		}
-		if mark := answer.Meta.Watermark; mark != "" { // activities
-			query.Set("watermark", mark)
-		} else {
+		switch {
+		case answer.Meta.Watermark != "": // activities
+			query.Set("watermark", answer.Meta.Watermark)
+		case answer.Meta.NextCursor != "":
 			query.Set("cursor", answer.Meta.NextCursor)
+		default:
+			return nil, false, h.errNotAHub()
 		}
 	}
 }
@@ -392,6 +419,9 @@ func (h *hubClient) done(o members, format string, args ...any) error {
 
 // reveal prints a secret that is shown this once: what it is on standard error, and alone on standard output, for scripts.
 func (h *hubClient) reveal(o members, member, format string, args ...any) error {
+	if text, _ := o[member].(string); text == "" {
+		return h.errNotAHub()
+	}
 	if h.json {
 		return h.showJSON(o)
 	}

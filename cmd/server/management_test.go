@@ -2,16 +2,20 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -170,6 +174,257 @@ func TestLimitsOfSomeNodes(t *testing.T) {
 	}
 }
 
+// managementLines is a line for each command that asks a hub; names are ids, so that the first request is what is asked for.
+func managementLines(t *testing.T) map[string][]string {
+	t.Helper()
+	parser, err := kong.New(&cli{}, kong.Name("server"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := map[string][]string{}
+	for _, leaf := range parser.Model.Leaves(true) {
+		top := leaf
+		for top.Parent.Parent != nil {
+			top = top.Parent
+		}
+		if top.Group == nil || top.Group.Key != "manage" {
+			continue
+		}
+		name := strings.TrimPrefix(leaf.FullPath(), "server ")
+		line := strings.Fields(name)
+		for _, p := range leaf.Positional {
+			switch {
+			case p.Enum != "":
+				line = append(line, p.EnumSlice()[0])
+			case p.Name == "rate":
+				line = append(line, "1/1s")
+			default:
+				line = append(line, "01a22bed-4fce-7919-9f38-f5f2e99b7618")
+			}
+		}
+		flags := map[string]bool{}
+		for _, f := range leaf.Flags {
+			flags[f.Name] = true
+		}
+		switch {
+		case flags["admins"]:
+			line = append(line, "--admins")
+		case flags["tenant"]:
+			line = append(line, "--tenant", "01a22bed-4fce-7919-9f38-f5f2e99b7618")
+		}
+		if leaf.Name == "update" {
+			line = append(line, map[bool]string{true: "--name", false: "--note"}[flags["name"]], "x")
+		}
+		lines[name] = line
+	}
+	if len(lines) < 50 {
+		t.Fatalf("found %d commands only", len(lines))
+	}
+	return lines
+}
+
+// What answers in place of a hub is taken for no success, whichever command asks: a proxy that sends elsewhere, a page that wants a
+// sign-in, an answer that was cut off. Nothing is sent to where a redirect points: not the token, and no other method than was asked for.
+func TestAnswersOfOthers(t *testing.T) {
+	t.Parallel()
+	// Of what is deleted nothing is left to be shown, so any answer of a hub will do.
+	removes := map[string]bool{"channels delete": true, "rules delete": true, "users delete": true, "users sign-out": true, "ranges remove": true}
+	lines := managementLines(t)
+	few := []string{"tenant create", "tenant list", "channels show", "channels delete"}
+	for _, name := range slices.Concat(few, slices.Collect(maps.Keys(removes))) {
+		if lines[name] == nil {
+			t.Errorf("there is no command %s", name)
+		}
+	}
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		t.Errorf("%s %s was sent where a redirect points", r.Method, r.URL)
+		_, _ = w.Write([]byte(`{"data":{"id":"x"}}`))
+	}))
+	t.Cleanup(elsewhere.Close)
+	redirect := func(status int) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, elsewhere.URL+r.URL.String(), status)
+		}
+	}
+	body := func(status int, text string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+			_, _ = w.Write([]byte(text))
+		}
+	}
+	const notAHub = "does not answer as a hub does"
+	toWhere := "points to " + elsewhere.URL + ";"
+	for answer, test := range map[string]struct {
+		hub  http.HandlerFunc
+		want string
+		code int
+	}{ // the two of which commands might make something of nothing are tried with each, the others with a few
+		"301": {redirect(301), toWhere, exitRefused}, "302": {redirect(302), toWhere, exitRefused}, "303": {redirect(303), toWhere, exitRefused},
+		"307": {redirect(307), toWhere, exitRefused}, "308": {redirect(308), toWhere, exitRefused},
+		"a redirect to nowhere":      {body(302, ""), "302 Found", exitRefused},
+		"a page":                     {body(200, `<!doctype html><title>Sign in`), notAHub, 1},
+		"nothing":                    {body(200, ""), notAHub, 1},
+		"nothing, and it is made":    {body(201, ""), notAHub, 1},
+		"not changed":                {body(304, ""), "304 Not Modified", exitRefused},
+		"no content":                 {body(204, ""), notAHub, 1},
+		"an answer of another":       {body(200, `{"status":"ok"}`), notAHub, 1},
+		"a list of another":          {body(200, `[1]`), notAHub, 1},
+		"null":                       {body(200, `null`), notAHub, 1},
+		"no data":                    {body(200, `{"data":null}`), notAHub, 1},
+		"an object of nothing":       {body(200, `{"data":{}}`), notAHub, 1},
+		"data of another kind":       {body(200, `{"data":"x"}`), notAHub, 1},
+		"JSON that ends":             {body(200, `{"data":{"id":"01a22bed`), notAHub, 1},
+		"more, and no way to get it": {body(200, `{"data":[{"id":"x"}],"meta":{"has_more":true}}`), notAHub, 1},
+		"a body that ends": {func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", "1000")
+			body(200, `{"data":{"id":"x"}}`)(w, r)
+		}, "Is the hub running", exitUnavailable},
+	} {
+		t.Run(answer, func(t *testing.T) {
+			t.Parallel()
+			hub := httptest.NewServer(test.hub)
+			t.Cleanup(hub.Close)
+			environ := map[string]string{"CONVERGER_URL": hub.URL, "CONVERGER_TOKEN": "t"}
+			none := t.TempDir()
+			ctx, cancel := context.WithTimeout(t.Context(), patience) // an endless list
+			defer cancel()
+			gone := slices.Contains([]string{"no content", "data of another kind", "more, and no way to get it"}, answer)
+			for name, line := range lines {
+				if answer != "no content" && answer != "an answer of another" && !slices.Contains(few, name) {
+					continue
+				}
+				func() {
+					defer func() {
+						if p := recover(); p != nil {
+							t.Errorf("server %s: panic: %v", name, p)
+						}
+					}()
+					var out, log bytes.Buffer
+					err := run(ctx, append(slices.Clone(line), "--dir", none), func(name string) string { return environ[name] }, &out, &log)
+					switch {
+					case gone && removes[name]:
+						if err != nil {
+							t.Errorf("server %s: %v", name, err)
+						}
+					case errors.Is(err, errUsage):
+						t.Errorf("server %s: %s", line, log.String())
+					case err == nil || out.Len() > 0:
+						t.Errorf("server %s: %v, and it says %q", name, err, out.String())
+					case !strings.Contains(err.Error(), test.want) && !strings.HasPrefix(err.Error(), "the hub's answer: ") || exitCode(err) != test.code:
+						t.Errorf("server %s: exit code %d and %q, want %d and %q", name, exitCode(err), err, test.code, test.want)
+					}
+				}()
+			}
+		})
+	}
+}
+
+// A secret that the answer does not hold is not printed as one.
+func TestSecretsThatAreMissing(t *testing.T) {
+	t.Parallel()
+	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"data":{"id":"x","name":"x","email":"x","api_key":"","secret":null}}`))
+	}))
+	t.Cleanup(hub.Close)
+	environ := map[string]string{"CONVERGER_URL": hub.URL, "CONVERGER_TOKEN": "t"}
+	lines := managementLines(t)
+	for _, name := range []string{"keys create", "channels create", "channels rotate-secret", "tokens create", "users sign-in-link"} {
+		p := start(t, environ, append(lines[name], "--dir", t.TempDir())...)
+		if err := p.result(t); err == nil || !strings.Contains(err.Error(), "does not answer as a hub does") || p.out.String() != "" {
+			t.Errorf("server %s: %v, and it prints %q", name, err, p.out)
+		}
+	}
+}
+
+// Whose deliveries are sent again is said twice, by the tenant and by the channel: both have to be the same.
+func TestReplayOfAChannelOfAnotherTenant(t *testing.T) {
+	t.Parallel()
+	const acme, beta, channel = "01a22bec-ac96-7d00-b66c-85ff5215fb3a", "01a22bec-ac96-7d00-b66c-85ff5215fb3b", "01a22bed-4fce-7919-9f38-f5f2e99b7618"
+	names := map[string]string{"Acme": acme, "Beta": beta}
+	var retried atomic.Int32
+	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch path := strings.TrimPrefix(r.URL.Path, "/api/v1/management"); {
+		case path == "/tenants":
+			_, _ = fmt.Fprintf(w, `{"data":[{"id":%q}],"meta":{"has_more":false}}`, names[r.URL.Query().Get("name")])
+		case path == "/channels/"+channel && r.Method == http.MethodGet:
+			_, _ = fmt.Fprintf(w, `{"data":{"id":%q,"tenant_id":%q}}`, channel, acme)
+		case path == "/channels/"+channel+"/deliveries/retry":
+			retried.Add(1)
+			_, _ = w.Write([]byte(`{"data":{"retried":3,"has_more":false}}`))
+		default:
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	t.Cleanup(hub.Close)
+	environ := map[string]string{"CONVERGER_URL": hub.URL, "CONVERGER_TOKEN": "t"}
+	for tenant, mine := range map[string]bool{acme: true, "Acme": true, beta: false, "Beta": false} {
+		before := retried.Load()
+		p := start(t, environ, "deliveries", "replay", tenant, "--channel", channel, "--dir", t.TempDir())
+		err := p.result(t)
+		if sent := retried.Load() > before; sent != mine || (err == nil) != mine {
+			t.Errorf("replay %s of a channel of Acme: sent again: %v, %v\n%s", tenant, sent, err, p.out)
+		}
+		if err != nil && !strings.Contains(err.Error(), "is of tenant "+acme) {
+			t.Errorf("replay %s: %v", tenant, err)
+		}
+	}
+}
+
+// A range is found in whatever way it is written, by a question about it alone; what is none is said before anybody is asked.
+func TestRangesAsTheyAreWritten(t *testing.T) {
+	t.Parallel()
+	ranges := map[string]string{"2001:db8::/32": "1", "203.0.113.0/24": "2", "203.0.113.7/32": "3", "2001:db8::7/128": "4", "2001:db8::/48": "5"}
+	var asked atomic.Int32
+	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		if r.Method == http.MethodDelete {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		if path, one := strings.CutPrefix(r.URL.Path, "/api/v1/management/address_ranges/"); one {
+			_, _ = fmt.Fprintf(w, `{"data":{"id":%q}}`, path)
+			return
+		}
+		address, err := netip.ParseAddr(r.URL.Query().Get("address"))
+		if err != nil {
+			t.Errorf("all ranges are asked for: %s", r.URL)
+		}
+		var found []string
+		for text, id := range ranges {
+			if netip.MustParsePrefix(text).Contains(address.Unmap()) {
+				found = append(found, fmt.Sprintf(`{"id":%q,"cidr":%q}`, id, text))
+			}
+		}
+		_, _ = fmt.Fprintf(w, `{"data":[%s],"meta":{"has_more":false}}`, strings.Join(found, ","))
+	}))
+	t.Cleanup(hub.Close)
+	environ := map[string]string{"CONVERGER_URL": hub.URL, "CONVERGER_TOKEN": "t"}
+	for text, test := range map[string]struct{ id, problem string }{
+		"2001:db8::/32": {id: "1"}, "2001:DB8::/32": {id: "1"}, "2001:db8:0::/32": {id: "1"}, "2001:0db8::/48": {id: "5"}, "2001:db8:0:0::7": {id: "4"},
+		"203.0.113.0/24": {id: "2"}, "::ffff:203.0.113.0/120": {id: "2"}, "203.0.113.7": {id: "3"}, "203.0.113.7/32": {id: "3"}, "::ffff:203.0.113.7": {id: "3"},
+		"203.0.113.9": {problem: "there is no range 203.0.113.9"}, "203.0.113.0/25": {problem: "there is no range 203.0.113.0/25"},
+		"203.0.113.9/24": {problem: "did you mean 203.0.113.0/24"}, "office": {problem: "such as 203.0.113.0/24"}, "": {problem: "such as 203.0.113.0/24"},
+	} {
+		for _, command := range [][]string{{"show"}, {"update", "--note", "x"}, {"remove"}} {
+			before := asked.Load()
+			line := slices.Concat([]string{"ranges", command[0], "--dir", t.TempDir()}, command[1:], []string{"--", text})
+			p := start(t, environ, line...)
+			err := p.result(t)
+			switch {
+			case test.problem != "":
+				if err == nil || !strings.Contains(err.Error(), test.problem) {
+					t.Errorf("server %q: %v, want it to say %q", line, err, test.problem)
+				}
+				if misused := exitCode(err) == exitUsage; misused == (asked.Load() > before) {
+					t.Errorf("server %q: exit code %d, and %d questions", line, exitCode(err), asked.Load()-before)
+				}
+			case err != nil || command[0] == "show" && !strings.Contains(p.out.String(), test.id):
+				t.Errorf("server %q: %v\n%s, want the range %s", line, err, p.out, test.id)
+			}
+		}
+	}
+}
+
 // Text from outside stays on its line and steers no terminal; long lists are read page by page.
 func TestTables(t *testing.T) {
 	t.Parallel()
@@ -230,7 +485,7 @@ func TestGuardedChanges(t *testing.T) {
 		hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.Method != http.MethodGet {
 				changes = append(changes, strings.Join(r.Header.Values("If-Match"), "; "))
-				_, _ = w.Write([]byte(`{"data":{}}`))
+				_, _ = w.Write([]byte(`{"data":{"id":"x","secret":"x"}}`))
 				return
 			}
 			if r.Header.Get("If-Match") != "" {

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -11,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"converger/internal/devpg"
@@ -262,5 +265,62 @@ func TestServeWithoutItsPeers(t *testing.T) {
 	}
 	if !strings.Contains(string(got.body), `"degraded":["peers: expected peers: none seen of 1 listed`) {
 		t.Errorf("%s", got)
+	}
+}
+
+// asking is an HTTP client's transport that is a function.
+type asking func(*http.Request) (*http.Response, error)
+
+func (a asking) RoundTrip(r *http.Request) (*http.Response, error) { return a(r) }
+
+// A node is waited for until it is ready, and for a bounded time whatever it does instead.
+func TestAwaitReady(t *testing.T) {
+	t.Parallel()
+	answers := func(status int) asking {
+		return func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: status, Body: http.NoBody}, nil
+		}
+	}
+	silent := func(r *http.Request) (*http.Response, error) {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}
+	const soon = 5 * time.Second
+	for name, test := range map[string]struct {
+		node asking
+		stop bool // soon after the start
+		end  bool // likewise
+		want string
+		took time.Duration
+	}{
+		"it is ready":            {node: answers(200), took: 50 * time.Millisecond},
+		"it is never ready":      {node: answers(503), want: "is not ready after 1m0s", took: nodeStart},
+		"it does not answer":     {node: silent, want: "is not ready after 1m0s", took: nodeStart},
+		"nobody listens":         {node: func(*http.Request) (*http.Response, error) { return nil, errors.New("refused") }, want: "is not ready after 1m0s", took: nodeStart},
+		"it ends":                {node: answers(503), end: true, want: "node1 ended", took: soon},
+		"the program is stopped": {node: silent, stop: true, took: soon},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*nodeStart) // for a wait without an end
+				defer cancel()
+				ended := make(chan *devNode, 1)
+				if test.stop {
+					time.AfterFunc(soon, cancel)
+				}
+				if test.end {
+					time.AfterFunc(soon, func() { ended <- &devNode{} })
+				}
+				began := time.Now()
+				err := awaitReady(ctx, &http.Client{Transport: test.node}, "http://node", ended)
+				if took := time.Since(began); took != test.took {
+					t.Errorf("after %v, want %v", took, test.took)
+				}
+				if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+					t.Errorf("%v, want %q", err, test.want)
+				}
+			})
+		})
 	}
 }

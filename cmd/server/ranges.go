@@ -1,10 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
 	"time"
+
+	"converger/internal/fault"
+	"converger/internal/tenants"
 )
 
 type rangesCmd struct {
@@ -75,22 +79,27 @@ type rangeArg struct {
 
 // connect finds the hub, and where it keeps the range.
 func (a rangeArg) connect(e *env) (h *hubClient, path string, err error) {
+	id := isID(a.Range)
+	wanted, err := tenants.ParseRange("", a.Range)
+	if bad := (*fault.Invalid)(nil); !id && errors.As(err, &bad) {
+		return nil, "", misused(fmt.Sprintf("the range %q is no id, and as a range %s", a.Range, bad.Fields[0].Detail))
+	}
 	if h, err = a.managementFlags.connect(e); err != nil {
 		return nil, "", err
 	}
-	if isID(a.Range) {
+	if id {
 		return h, "/address_ranges/" + a.Range, nil
 	}
-	found, _, err := h.list("/address_ranges", nil, 0)
+	found, _, err := h.list("/address_ranges", url.Values{"address": {wanted.Addr().String()}}, 0)
 	if err != nil {
 		return nil, "", err
 	}
 	for _, r := range found {
-		if text := cell(r, "cidr"); text == a.Range || text == a.Range+"/32" || text == a.Range+"/128" {
+		if cell(r, "cidr") == wanted.String() {
 			return h, "/address_ranges/" + url.PathEscape(cell(r, "id")), nil
 		}
 	}
-	return nil, "", fmt.Errorf("there is no range %s; `server ranges list` shows them", printable([]byte(a.Range)))
+	return nil, "", fmt.Errorf("there is no range %s; `server ranges list` shows them", a.Range)
 }
 
 type rangesShowCmd struct{ rangeArg }
@@ -157,7 +166,7 @@ func (c rangesRemoveCmd) Run(e *env) error {
 	if c.Force {
 		query.Set("force", "true")
 	}
-	if _, err := h.call(http.MethodDelete, path, query, nil); err != nil {
+	if err := h.remove(path, query); err != nil {
 		return err
 	}
 	return h.done(nil, "Removed %s.", c.Range)

@@ -74,13 +74,18 @@ type ruleArgs struct {
 	Rule idArg `arg:"" help:"Id of the rule, see rules list."`
 }
 
+// connect finds the hub, and where it keeps the rule.
+func (a ruleArgs) connect(e *env) (h *hubClient, path string, err error) {
+	if h, err = a.managementFlags.connect(e); err != nil {
+		return nil, "", err
+	}
+	path, err = h.tenantPath(a.Tenant, "routing_rules", a.Rule.String())
+	return h, path, err
+}
+
 // change asks for the rule, or for a change of it.
 func (a ruleArgs) change(e *env, method string, in any) (*hubClient, members, error) {
-	h, err := a.connect(e)
-	if err != nil {
-		return nil, nil, err
-	}
-	path, err := h.tenantPath(a.Tenant, "routing_rules", a.Rule.String())
+	h, path, err := a.connect(e)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -144,8 +149,11 @@ type rulesDeleteCmd struct {
 }
 
 func (c rulesDeleteCmd) Run(e *env) error {
-	h, _, err := c.change(e, http.MethodDelete, nil)
+	h, path, err := c.connect(e)
 	if err != nil {
+		return err
+	}
+	if err := h.remove(path, nil); err != nil {
 		return err
 	}
 	return h.done(nil, "Deleted %s.", c.Rule)

@@ -10,9 +10,11 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -664,5 +666,36 @@ func TestServeSaysWhyItCannotStart(t *testing.T) {
 				t.Errorf("the password is told: %s", text)
 			}
 		})
+	}
+}
+
+// Whoever can't wait for a stop that takes its time asks a second time.
+func TestSecondSignalEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		p := spawn(t, serveEnv(pgtest.New(t), map[string]string{"UPLOAD_DIR": t.TempDir(), "DRAIN_DELAY_MS": "300000"}), "serve")
+		if _, err := p.log.await("ready", p.ended); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.log.await("draining", p.ended); err != nil {
+			t.Fatal(err)
+		}
+		// The first of these may come before the program has let go of its signals.
+		eventually(t, patience, "the end after a second signal", func() bool {
+			_ = p.process.Signal(signal) // it may have ended
+			select {
+			case <-p.ended:
+				return true
+			default:
+				return false
+			}
+		})
+		exit, _ := errors.AsType[*exec.ExitError](p.err)
+		if status, ok := exit.Sys().(syscall.WaitStatus); !ok || status.Signal() != signal {
+			t.Errorf("after %v twice the program ended with %v", signal, p.err)
+		}
 	}
 }

@@ -181,7 +181,7 @@ func (c usersDeleteCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	if _, err := h.do(http.MethodDelete, user, nil); err != nil {
+	if err := h.remove(user, nil); err != nil {
 		return err
 	}
 	return h.done(nil, "Removed %s.", c.User)
@@ -260,7 +260,7 @@ func (c usersSignOutCmd) Run(e *env) error {
 	if c.Session != nil {
 		path += "/" + c.Session.String()
 	}
-	if _, err := h.do(http.MethodDelete, path, nil); err != nil {
+	if err := h.remove(path, nil); err != nil {
 		return err
 	}
 	return h.done(nil, "Signed out.")

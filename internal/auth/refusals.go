@@ -21,6 +21,7 @@ const (
 	refusalRecords      = 60 // a minute
 	refusalRecordsBurst = 30
 	refusalQueue        = 64 // records that wait to be written
+	auditTimeout        = 2 * time.Second
 	// leftOutEvery is how often a record says how many were left out, if any were.
 	leftOutEvery = time.Minute
 )
@@ -30,7 +31,7 @@ type Auditor interface {
 	Audit(ctx context.Context, by tenants.Actor, e tenants.Entry) error
 }
 
-// Refusals keeps the audit log's records of what strangers are refused. A refusal waits for no query: records are written by
+// Refusals keeps the audit log's records of what strangers are refused, failed sign-ins among them. A refusal waits for no query: records are written by
 // [Refusals.Run], so many a minute at most, and a record a minute says how many were left out. Safe for concurrent use.
 type Refusals struct {
 	audit     Auditor
@@ -50,7 +51,7 @@ type refusal struct {
 func NewRefusals(a Auditor, reg prometheus.Registerer, l *slog.Logger) (*Refusals, error) {
 	r := &Refusals{audit: a, log: l, cap: rate.NewLimiter(rate.Every(time.Minute/refusalRecords), refusalRecordsBurst), queue: make(chan refusal, refusalQueue),
 		unwritten: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "converger_audit_left_out_total", Help: "Refusals of strangers that are not in the audit log, for there were too many."})}
+			Name: "converger_audit_left_out_total", Help: "Refusals of strangers, failed sign-ins among them, that are not in the audit log, for there were too many."})}
 	if reg != nil {
 		if err := reg.Register(r.unwritten); err != nil {
 			return nil, err
@@ -66,10 +67,6 @@ func (r *Refusals) OperatorToken(d Directory, text string, why error, from netip
 	if err != nil {
 		return
 	}
-	if !r.cap.Allow() {
-		r.LeftOut()
-		return
-	}
 	reason := "unknown"
 	switch {
 	case errors.Is(why, ErrExpired):
@@ -82,15 +79,18 @@ func (r *Refusals) OperatorToken(d Directory, text string, why error, from netip
 	if t, ok := d.OperatorToken(hash); ok && t.ID != uuid.Nil {
 		e.ResourceID = t.ID.String()
 	}
-	select {
-	case r.queue <- refusal{tenants.Actor{Type: tenants.ActorSystem, ID: "authentication", RequestID: requestID}, e}:
-	default:
-		r.LeftOut()
-	}
+	r.Record(tenants.Actor{Type: tenants.ActorSystem, ID: "authentication", RequestID: requestID}, e)
 }
 
-// LeftOut counts a record that somebody else did not write, because there were too many.
-func (r *Refusals) LeftOut() {
+// Record has a refusal written, or counts it as left out: all kinds of them share what strangers may cause.
+func (r *Refusals) Record(by tenants.Actor, e tenants.Entry) {
+	if r.cap.Allow() {
+		select {
+		case r.queue <- refusal{by, e}:
+			return
+		default:
+		}
+	}
 	r.leftOut.Add(1)
 	r.unwritten.Inc()
 }
@@ -108,16 +108,21 @@ func (r *Refusals) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), auditTimeout)
 			defer cancel()
-			for {
-				select {
-				case x := <-r.queue:
-					r.write(ctx, x)
-					continue
-				default:
-				}
-				r.sayLeftOut(ctx)
-				return nil
-			}
+			r.writeQueue(ctx)
+			r.sayLeftOut(ctx)
+			return nil
+		}
+	}
+}
+
+// writeQueue writes what waits.
+func (r *Refusals) writeQueue(ctx context.Context) {
+	for {
+		select {
+		case x := <-r.queue:
+			r.write(ctx, x)
+		default:
+			return
 		}
 	}
 }

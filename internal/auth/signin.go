@@ -16,7 +16,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/time/rate"
 
 	"converger/internal/fault"
 	"converger/internal/postgres"
@@ -44,14 +43,6 @@ func (*LockedError) Error() string { return "auth: too many failed sign-ins" }
 
 // DeviceLife is how long a device counts as known after it signed in.
 const DeviceLife = 180 * 24 * time.Hour
-
-const (
-	// Strangers may cause so many audit records a minute on this node; the metrics count all.
-	strangerRecords      = 60
-	strangerRecordsBurst = 30
-
-	auditTimeout = 2 * time.Second
-)
 
 // Visitor is who knocks, as the request tells.
 type Visitor struct {
@@ -96,7 +87,7 @@ type TenantNames interface {
 	TenantNamed(name string) (*tenants.TenantEntry, bool)
 }
 
-// SignInConfig is what a [SignIn] is made of. All but Retired, Refusals, Registerer and Logger are required.
+// SignInConfig is what a [SignIn] is made of. All but Retired, Registerer and Logger are required.
 type SignInConfig struct {
 	Users     *Users
 	Sessions  *Sessions
@@ -106,7 +97,7 @@ type SignInConfig struct {
 	// Retired keys still know their cookies.
 	Key        []byte
 	Retired    [][]byte
-	Refusals   *Refusals // hears of failures that are not recorded, for there are too many; optional
+	Refusals   *Refusals // records what fails
 	Registerer prometheus.Registerer
 	Logger     *slog.Logger
 }
@@ -114,10 +105,8 @@ type SignInConfig struct {
 // SignIn opens sessions. Safe for concurrent use.
 type SignIn struct {
 	SignInConfig
-	devices   marker
-	strangers *rate.Limiter // of audit records
-	attempts  *prometheus.CounterVec
-	unwritten prometheus.Counter
+	devices  marker
+	attempts *prometheus.CounterVec
 }
 
 // The results of an attempt, as a metric label.
@@ -135,11 +124,8 @@ const (
 func NewSignIn(c SignInConfig) (*SignIn, error) {
 	s := &SignIn{
 		SignInConfig: c, devices: append(marker{c.Key}, c.Retired...),
-		strangers: rate.NewLimiter(rate.Every(time.Minute/strangerRecords), strangerRecordsBurst),
 		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "converger_sign_ins_total", Help: "Attempts to sign in, by realm and result."}, []string{"realm", "result"}),
-		unwritten: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "converger_sign_in_audit_skipped_total", Help: "Failed attempts to sign in that are not in the audit log, for there were too many."}),
 	}
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
@@ -153,7 +139,7 @@ func NewSignIn(c SignInConfig) (*SignIn, error) {
 		Name: "converger_password_hashes_total", Help: "Passwords hashed, to be set or compared."},
 		func() float64 { return float64(c.Users.passwords.hashed.Load()) })
 	if c.Registerer != nil {
-		for _, m := range []prometheus.Collector{s.attempts, s.unwritten, hashes} {
+		for _, m := range []prometheus.Collector{s.attempts, hashes} {
 			if err := c.Registerer.Register(m); err != nil {
 				return nil, fmt.Errorf("auth: register metrics: %w", err)
 			}
@@ -316,7 +302,7 @@ func (s *SignIn) verify(ctx context.Context, v Visitor, a account, password secr
 	}()
 	if len(password.Reveal()) > MaxPasswordBytes { // nobody's, and bcrypt would look at its beginning only
 		giveBack = false
-		s.failed(ctx, v, a, User{}, known, room, "too_long")
+		s.failed(v, a, User{}, known, room, "too_long")
 		return User{}, deviceMark{}, ErrBadCredentials
 	}
 	found, hash, err := s.find(ctx, a)
@@ -350,7 +336,7 @@ func (s *SignIn) verify(ctx context.Context, v Visitor, a account, password secr
 	}
 	if reason != "" {
 		giveBack = false
-		s.failed(ctx, v, a, found, known, room, reason)
+		s.failed(v, a, found, known, room, reason)
 		return User{}, deviceMark{}, ErrBadCredentials
 	}
 	if stale {
@@ -450,7 +436,7 @@ func (s *SignIn) newDevice(u User, known deviceMark) secrets.Text {
 
 // failed counts a failure and records it. The record names a user by id, and an account that does not exist by a digest:
 // what was typed may have been a password in the wrong field.
-func (s *SignIn) failed(ctx context.Context, v Visitor, a account, u User, known deviceMark, room *ratelimit.LoginReservation, reason string) {
+func (s *SignIn) failed(v Visitor, a account, u User, known deviceMark, room *ratelimit.LoginReservation, reason string) {
 	if u.ID != uuid.Nil {
 		shown := a.name
 		if known.id != "" {
@@ -462,13 +448,6 @@ func (s *SignIn) failed(ctx context.Context, v Visitor, a account, u User, known
 	if locked := room.Keep(); locked != 0 {
 		action, after["bucket"] = "lock", locked.String()
 	}
-	if !s.strangers.Allow() {
-		s.unwritten.Inc()
-		if s.Refusals != nil {
-			s.Refusals.LeftOut()
-		}
-		return
-	}
 	e := tenants.Entry{Action: action, ResourceType: a.realm.String() + "_user", ResourceID: u.ID.String(), After: after}
 	if u.ID == uuid.Nil {
 		e.ResourceType, e.ResourceID = "account", s.digest(a.name)
@@ -476,15 +455,7 @@ func (s *SignIn) failed(ctx context.Context, v Visitor, a account, u User, known
 	if id, ok := a.realm.Tenant(); ok && id != uuid.Nil {
 		e.TenantID = &id
 	}
-	// Who hangs up is recorded all the same.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), auditTimeout)
-	defer cancel()
-	err := pgx.BeginFunc(ctx, s.Users.pool, func(tx pgx.Tx) error {
-		return tenants.AuditTx(ctx, tx, tenants.Actor{Type: tenants.ActorSystem, ID: "sign_in", RequestID: v.RequestID}, e)
-	})
-	if err != nil {
-		s.Logger.ErrorContext(ctx, "a failed sign-in is not in the audit log", "error", err)
-	}
+	s.Refusals.Record(tenants.Actor{Type: tenants.ActorSystem, ID: "sign_in", RequestID: v.RequestID}, e)
 }
 
 // digest names an account to operators without repeating what was typed.

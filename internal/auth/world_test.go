@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/netip"
 	"testing"
 	"time"
@@ -69,9 +70,11 @@ func newWorld(t testing.TB, o worldOptions) *world {
 	check(err)
 	passwords, err := NewPasswords(max(o.cost, MinCost))
 	check(err)
+	refusals, err := NewRefusals(w.store, w.reg, slog.New(slog.DiscardHandler))
+	check(err)
 	w.SignIn, err = NewSignIn(SignInConfig{
 		Users: NewUsers(w.pool, passwords), Sessions: NewSessions(w.pool, o.sessions, must(DeriveKey(secret, "sessions"))),
-		Throttle: ratelimit.NewLogin(limiter, hasher), Directory: w.names, Key: must(DeriveKey(secret, "devices")), Registerer: w.reg,
+		Throttle: ratelimit.NewLogin(limiter, hasher), Directory: w.names, Key: must(DeriveKey(secret, "devices")), Refusals: refusals, Registerer: w.reg,
 	})
 	check(err)
 	return w
@@ -169,6 +172,7 @@ type record struct {
 // audited returns the records of an action, oldest first.
 func (w *world) audited(t testing.TB, action string) []record {
 	t.Helper()
+	w.Refusals.writeQueue(t.Context())
 	rows, err := postgres.Many(t.Context(), w.pool, scanRecord, `SELECT tenant_id, actor_type, actor_id, action, resource_type, resource_id, changes::text
 FROM audit_log WHERE action = $1 AND resource_type <> 'tenant' ORDER BY id`, action)
 	if err != nil {

@@ -243,6 +243,23 @@ func (c *call) author() string {
 	return ""
 }
 
+// message completes an activity of the token's own user by the members of f that all have, whichever way they come. n holds
+// the others; the error tells the faults of all.
+func (c *call) message(conversation uuid.UUID, key string, f *fields, n activity.New) (activity.New, error) {
+	sender, caller := c.speaker()
+	n.TenantID, n.ConversationID, n.ChannelID = c.Tenant.ID, conversation, &c.Channel.ID
+	n.Caller, n.IdempotencyKey, n.Sender, n.Author = caller, key, sender, c.author()
+	n.Type, n.Text = f.str("type"), f.optStr("text")
+	from := f.sub("from").optStr("id")
+	if err := f.err(); err != nil {
+		return n, err
+	}
+	if from != nil && *from != sender {
+		return n, newProblem(codeSenderMismatch, "from.id names another user than the token.")
+	}
+	return n, nil
+}
+
 // clientCreateActivity posts as the token's own user.
 func (s *server) clientCreateActivity(c *call) (*reply, error) {
 	id, err := c.ownConversation()
@@ -257,19 +274,10 @@ func (s *server) clientCreateActivity(c *call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	sender, caller := c.speaker()
-	n := activity.New{
-		TenantID: c.Tenant.ID, ConversationID: id, ChannelID: &c.Channel.ID, Caller: caller, IdempotencyKey: key,
-		Type: f.str("type"), Sender: sender, Author: c.author(), Text: f.optStr("text"), Attachments: f.list("attachments"), ReplyToID: f.id("replyToId"),
-	}
 	name, _ := f.firstRaw("channelData", "metadata")
-	n.Metadata = f.object(name)
-	from := f.sub("from").optStr("id")
-	if err := f.err(); err != nil {
+	n, err := c.message(id, key, f, activity.New{Metadata: f.object(name), Attachments: f.list("attachments"), ReplyToID: f.id("replyToId")})
+	if err != nil {
 		return nil, err
-	}
-	if from != nil && *from != sender {
-		return nil, newProblem(codeSenderMismatch, "from.id names another user than the token.")
 	}
 	a, repeat, err := s.append(c, n)
 	if err != nil {

@@ -42,11 +42,25 @@ type docsOperation struct {
 	Credential, Scope         string
 	OlderCredential           string
 	Limit                     *openapi.RateLimit
-	Parameters                []docsField
+	Parameters                *docsTable
 	Body                      *docsBody
 	Curl                      string
 	Answers                   []docsAnswer
 	Problems                  []docsProblem
+}
+
+// docsTable are fields with what a screen reader calls them.
+type docsTable struct {
+	Name   string
+	Fields []docsField
+}
+
+// newDocsTable makes one; nil of no fields.
+func newDocsTable(name string, fields []docsField) *docsTable {
+	if fields == nil {
+		return nil
+	}
+	return &docsTable{name, fields}
 }
 
 // docsField is a parameter, or a member of a body.
@@ -61,7 +75,7 @@ type docsBody struct {
 	Media       string
 	Description template.HTML
 	Schema      template.HTML // of what it is, where it is not an object of its own
-	Fields      []docsField
+	Fields      *docsTable
 	Example     string // JSON; "" for none
 }
 
@@ -82,7 +96,7 @@ type docsSchema struct {
 	Name        string
 	Description template.HTML
 	Type        template.HTML // of one that is no object
-	Fields      []docsField
+	Fields      *docsTable
 	Example     string
 }
 
@@ -108,7 +122,7 @@ func newDocsPage(doc *openapi.Document) docsPage {
 		}
 	}
 	for _, s := range doc.Components.Schemas {
-		out := docsSchema{Name: s.Name, Description: markdown(s.Value.Description), Fields: fieldsOf("", s.Value)}
+		out := docsSchema{Name: s.Name, Description: markdown(s.Value.Description), Fields: newDocsTable("Members of "+s.Name, fieldsOf("", s.Value))}
 		if out.Fields == nil {
 			out.Type = typeOf(s.Value)
 		}
@@ -125,15 +139,17 @@ func docsOperationOf(doc *openapi.Document, method, path string, op *openapi.Ope
 		ID: op.ID, Method: method, Path: path, Summary: op.Summary, Description: markdown(op.Description), Deprecated: op.Deprecated,
 		Credential: op.Route.Credential, OlderCredential: op.Route.OlderCredential, Scope: op.Route.Scope, Limit: op.RateLimit,
 	}
+	var parameters []docsField
 	for _, p := range op.Parameters {
-		out.Parameters = append(out.Parameters, docsField{p.Name, p.In, !p.Required, typeOf(p.Schema), inline(p.Description)})
+		parameters = append(parameters, docsField{p.Name, p.In, !p.Required, typeOf(p.Schema), inline(p.Description)})
 	}
+	out.Parameters = newDocsTable("Parameters of "+method+" "+path, parameters)
 	if b := op.RequestBody; b != nil {
 		out.Body = docsBodyOf(b.Content[0])
 		out.Body.Description = markdown(b.Description)
 		// What one has to send stands with the operation; what comes back is a link away.
 		if s, ok := doc.Components.Schemas.Get(b.Content[0].Value.Schema.RefName()); ok {
-			out.Body.Fields = fieldsOf("", s)
+			out.Body.Fields = newDocsTable("Body of "+method+" "+path, fieldsOf("", s))
 		}
 	}
 	for _, r := range op.Responses {

@@ -147,8 +147,11 @@ func newFrontAt(t testing.TB, database string, change ...func(*Deps)) *front {
 	if d.Overview == nil {
 		d.Overview = overview.New(overview.Config{Limiter: d.Limiter, Login: throttle, Policy: NewPolicyOf(d.Limiter, directory), Name: "a", Version: "test"})
 	}
+	if d.Refusals == nil {
+		d.Refusals = must(auth.NewRefusals(d.Tenants, nil, logger))
+	}
 	d.SignIn = must(auth.NewSignIn(auth.SignInConfig{Users: d.Users, Sessions: d.Sessions, Throttle: throttle,
-		Directory: directory, Key: testSecret, Registerer: f.registry, Logger: logger}))
+		Directory: directory, Key: testSecret, Refusals: d.Refusals, Registerer: f.registry, Logger: logger}))
 	f.server = must(newServer(d))
 	if t, ok := t.(*testing.T); ok {
 		f.described = newDescribed(t, f.server)

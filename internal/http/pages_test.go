@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
@@ -948,13 +949,85 @@ func TestSignInLink(t *testing.T) {
 	}
 }
 
-// Every page carries the headers that keep browsers from being used against it.
+// The form asks for the current password exactly when a change is refused without it: nobody is locked out by a field that
+// is not there, and nobody has to know what a link is for.
+func TestCurrentPasswordIsAskedFor(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	const late = auth.LinkTTL + time.Minute
+	for name, test := range map[string]struct {
+		byLink bool
+		age    time.Duration // of the session
+		none   bool          // the user has no password
+		asks   bool
+	}{
+		"signed in by password":               {asks: true},
+		"by a link":                           {byLink: true},
+		"by a link some time ago":             {byLink: true, age: late, asks: true},
+		"a first link":                        {byLink: true, none: true},
+		"a first link that was some time ago": {byLink: true, none: true, age: late},
+	} {
+		for a, realm := range map[area]auth.Realm{areaAdmin: auth.Admins, areaPortal: auth.TenantRealm(f.tenant.ID)} {
+			person := auth.NewUser{Email: uuid.NewString() + "@example.com", Role: realm.Roles()[0], Password: testPassword}
+			if test.none {
+				person.Password = ""
+			}
+			u, err := f.Users.Create(t.Context(), testActor, realm, person)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var own option
+			if test.byLink {
+				link, _, err := f.Users.IssueLink(t.Context(), testActor, realm, u.ID)
+				if err != nil {
+					t.Fatal(err)
+				}
+				in := f.post(t, a.home()+"/link/"+link.Reveal(), nil)
+				own = f.withCookie(a, sessionCookie, f.cookieOf(in, a, sessionCookie).Value)
+			} else {
+				own = f.signedIn(t, realm, u.Email)
+			}
+			if _, err := f.pool.Exec(t.Context(), `UPDATE web_sessions SET inserted_at = inserted_at - $2::interval WHERE user_id = $1`, u.ID, test.age); err != nil {
+				t.Fatal(err)
+			}
+			page := f.show(t, a.home()+"/password", own)
+			page.has(t, `autocomplete="username" value="`+u.Email+`"`) // for password managers
+			asks := bytes.Contains(page.body, []byte(`name="current_password"`))
+			if asks != test.asks {
+				t.Errorf("%s at %s: the current password is asked for: %v", name, a.home(), asks)
+			}
+			const next = "another good sentence"
+			values := url.Values{"password": {next}, "repeat": {next}}
+			for range 6 { // as long as guesses would lock the account
+				if changed := f.post(t, a.home()+"/password", values, own); changed.StatusCode != http.StatusSeeOther {
+					changed.is(t, 422, "")
+					changed.has(t, "Is needed.", "Have a new sign-in link issued")
+				} else if test.asks {
+					t.Errorf("%s at %s: the password was changed without the current one", name, a.home())
+				}
+				if !test.asks {
+					break
+				}
+			}
+			values.Set("current_password", testPassword)
+			if test.asks {
+				f.post(t, a.home()+"/password", values, own).leads(t, a.home()+"/account")
+			}
+			f.post(t, a.home()+"/login", url.Values{"tenant": {"Acme"}, "email": {u.Email}, "password": {next}}, from("127.0.0.8:1")).leads(t, a.home())
+		}
+	}
+}
+
+// Every page carries the headers that keep browsers from being used against it. What takes the focus only so that a keyboard
+// can scroll it says what it is, and the link past the navigation leads to what can take the focus.
 func TestPageHeaders(t *testing.T) {
 	t.Parallel()
 	f := newFront(t, unlimited)
 	admin, owner := f.asAdmin(t, auth.RoleSuperAdmin), f.asOwner(t)
 	ids := strings.NewReplacer("{tenant_id}", f.tenant.ID.String(), "{bucket}", "upload", "{code}", "not_found", "{token}", "x", "{file}", "site.css")
-	pages := 0
+	focused := regexp.MustCompile(`<([a-z]+)([^>]*) tabindex="0"([^>]*)>`)
+	role, label := regexp.MustCompile(` role="(?:region|group)"`), regexp.MustCompile(` aria-label="([^"]+)"`)
+	pages, boxes := 0, 0
 	check := func(name string, a answer, private bool) {
 		t.Helper()
 		want := map[string]string{
@@ -972,10 +1045,24 @@ func TestPageHeaders(t *testing.T) {
 		if m := regexp.MustCompile(`<script|<style| style=| on[a-z]+=|(?:src|action)="(?:https?:|//)|<link [^>]*href="(?:https?:|//)`).Find(a.body); m != nil {
 			t.Errorf("%s holds %q, which its content policy forbids", name, m)
 		}
-		for _, want := range []string{`<html lang="en">`, "<title>", `<main id="main"`, `<a class="skip" href="#main">`, "<h1>"} {
+		for _, want := range []string{`<html lang="en">`, "<title>", `<main id="main" tabindex="-1">`, `<a class="skip" href="#main">`, "<h1>"} {
 			if n := bytes.Count(a.body, []byte(want)); n != 1 {
 				t.Errorf("%s has %s %d times", name, want, n)
 			}
+		}
+		labels := map[string]bool{}
+		for _, m := range focused.FindAllStringSubmatch(string(a.body), -1) {
+			attributes := m[2] + m[3]
+			is := label.FindStringSubmatch(attributes)
+			switch {
+			case is == nil, !role.MatchString(attributes) && m[1] != "nav":
+				t.Errorf("%s: no role or no name: %s", name, m[0])
+			case labels[is[1]]:
+				t.Errorf("%s: two boxes have the name %q", name, is[1])
+			default:
+				labels[is[1]] = true
+			}
+			boxes++
 		}
 		pages++
 	}
@@ -990,6 +1077,9 @@ func TestPageHeaders(t *testing.T) {
 	}
 	if pages < 15 {
 		t.Errorf("only %d pages", pages)
+	}
+	if boxes < 500 {
+		t.Errorf("only %d boxes that scroll", boxes)
 	}
 	for _, path := range []string{"/nothing", "/admin/nothing", "/portal/x", "/admin/tenants/7", "/static/nothing.css", "/problems/nothing"} {
 		a := f.show(t, path, admin, owner)

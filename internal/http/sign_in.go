@@ -2,6 +2,7 @@ package http
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -178,28 +179,28 @@ func (s *server) signOut(c *call) (*reply, error) {
 // passwordView is the form to choose a password.
 type passwordView struct {
 	Form   *pageForm
+	Email  string // by which password managers know the account
 	Forced bool
 }
 
-// passwordForm asks for the current password, unless the session came by a link or there is none.
+// passwordForm asks for the current password where [auth.SignIn.ChangePassword] does.
 func passwordForm(session *auth.Session) *pageForm {
 	f := newForm(
 		&formField{Name: "password", Label: "New password", Type: "password", Autocomplete: "new-password", Required: true,
 			Hint: "At least 8 characters; a sentence is good. Up to 72 bytes."},
 		&formField{Name: "repeat", Label: "New password again", Type: "password", Autocomplete: "new-password", Required: true},
 	)
-	if asksCurrent(session) {
-		current := &formField{Name: "current_password", Label: "Current password", Type: "password", Autocomplete: "current-password", Required: true}
+	if !session.MayResetPassword {
+		current := &formField{Name: "current_password", Label: "Current password", Type: "password", Autocomplete: "current-password", Required: true,
+			Hint: fmt.Sprintf("Forgotten? Have a new sign-in link issued: for %.0f minutes after it you are not asked.", auth.LinkTTL.Minutes())}
 		f.Fields = append([]*formField{current}, f.Fields...)
 	}
 	return f
 }
 
-func asksCurrent(session *auth.Session) bool { return session.User.HasPassword && !session.ByLink }
-
 func (s *server) passwordPage(c *call, status int, f *pageForm) (*reply, error) {
 	u := c.session.User
-	return s.page(c, status, "password.html", view{Title: "Password", Failed: f.failed(), Main: passwordView{f, u.MustChangePassword || !u.HasPassword}})
+	return s.page(c, status, "password.html", view{Title: "Password", Failed: f.failed(), Main: passwordView{f, u.Email, u.MustChangePassword || !u.HasPassword}})
 }
 
 func (s *server) showPassword(c *call) (*reply, error) {

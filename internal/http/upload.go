@@ -84,7 +84,8 @@ func (s *server) clientUpload(c *call) (*reply, error) {
 			s.discard(c, up.ID)
 		}
 	}()
-	n, err := uploadActivity(c, id, key, up, members)
+	f := newFields(members)
+	n, err := c.message(id, key, f, activity.New{Metadata: f.object("channelData"), Uploads: []activity.Upload{up}})
 	if err != nil {
 		return nil, err
 	}
@@ -113,25 +114,6 @@ func (s *server) checkOpen(c *call, conversation uuid.UUID) error {
 		return activity.ErrClosed
 	}
 	return nil
-}
-
-// uploadActivity makes the activity of an upload from the form's other members.
-func uploadActivity(c *call, conversation uuid.UUID, key string, up activity.Upload, members map[string]json.RawMessage) (activity.New, error) {
-	f := newFields(members)
-	sender, caller := c.speaker()
-	n := activity.New{
-		TenantID: c.Tenant.ID, ConversationID: conversation, ChannelID: &c.Channel.ID, Caller: caller, IdempotencyKey: key,
-		Type: f.str("type"), Sender: sender, Text: f.optStr("text"), Metadata: f.object("channelData"),
-		Uploads: []activity.Upload{up},
-	}
-	from := f.sub("from").optStr("id")
-	if err := f.err(); err != nil {
-		return n, err
-	}
-	if from != nil && *from != sender {
-		return n, newProblem(codeSenderMismatch, "from.id names another user than the token.")
-	}
-	return n, nil
 }
 
 // uploadReply is the answer to an upload, taken from the activity: that of a repeated request is the first one's.

@@ -163,6 +163,40 @@ func TestUpload(t *testing.T) {
 	u.send(t, []formPart{{"file", "c.txt", "hello"}}).is(t, 200, "")
 }
 
+// Who posted may change and delete it, by whichever way it came, and nobody else.
+func TestOwnUploadsCanBeEdited(t *testing.T) {
+	t.Parallel()
+	u := newUploader(t)
+	talk := u.conversation.ID
+	other := u.newToken(t, auth.Claims{UserID: "bo", ConversationID: talk})
+	activities := strings.TrimSuffix(u.path, "upload") + "activities"
+	post := func(token, body string) answer { return u.call(t, "POST", activities, body, bearer(token)) }
+	ways := map[string]func(token string) answer{
+		"a message": func(token string) answer { return post(token, `{"type":"message","text":"look"}`) },
+		"an upload": func(token string) answer {
+			return u.send(t, []formPart{{"activity[type]", "", "message"}, {"activity[text]", "", "look"}, {"file", "x.png", testPNG}}, bearer(token))
+		},
+		"an upload with its activity in JSON": func(token string) answer {
+			return u.send(t, []formPart{{"activity", "", `{"type":"message","text":"look"}`}, {"file", "x.png", testPNG}}, bearer(token))
+		},
+	}
+	for who, own := range map[string]string{"a user": u.token, "an anonymous user": u.newToken(t, auth.Claims{ConversationID: talk})} {
+		for way, send := range ways {
+			a := send(own)
+			a.is(t, 200, "")
+			id := a.get(t, "id").(string)
+			for _, change := range []string{`{"type":"messageUpdate","text":"look here","replyToId":"` + id + `"}`, `{"type":"messageDelete","replyToId":"` + id + `"}`} {
+				if a := post(other, change); a.StatusCode != 422 {
+					t.Errorf("%s of %s is changed by somebody else: %s", way, who, a)
+				}
+				if a := post(own, change); a.StatusCode != 200 {
+					t.Errorf("%s of %s can't be changed by its author: %s", way, who, a)
+				}
+			}
+		}
+	}
+}
+
 // A key makes repeats harmless: no second activity, no second file.
 func TestUploadIdempotency(t *testing.T) {
 	t.Parallel()
