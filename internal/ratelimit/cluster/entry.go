@@ -65,7 +65,8 @@ const (
 	activeBit  = 1 << iota // in the pool's list of active keys
 	queuedBit              // for an early report
 	restingBit             // in the pool's list of resting keys
-	listedBits = activeBit | queuedBit | restingBit
+	heldBit                // looked at, from that list
+	listedBits = activeBit | queuedBit | restingBit | heldBit
 )
 
 func (u *usage) in(lists uint32) bool { return u.lists.Load()&lists != 0 }
@@ -249,6 +250,7 @@ func (s *Store) Freed(link uint32) {
 		return
 	}
 	u.dead = true
+	u.lists.And(^uint32(restingBit)) // the list skips it: that comes only once a second, and strangers are many
 	pl.collect(link, e, c, u)
 }
 

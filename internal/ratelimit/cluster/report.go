@@ -235,22 +235,24 @@ func (s *Store) awaitSpend(link uint32, u *usage, c local.Counter, own uint32) {
 
 // lookAtResting sends home who has rested long enough.
 func (s *Store) lookAtResting(pl *pool, now ratelimit.Instant) {
+	s.links = s.links[:0]
 	pl.mu.Lock()
-	s.links = append(s.links[:0], pl.resting...)
+	for _, link := range pl.resting {
+		e, _, _ := s.entry(link)
+		if u := s.usage(link, e); u != nil && u.lists.Load()&(restingBit|heldBit) == restingBit { // else freed, or here twice
+			u.lists.Or(heldBit)
+			s.links = append(s.links, link)
+		}
+	}
 	pl.resting = pl.resting[:0]
 	pl.mu.Unlock()
-	kept := s.links[:0]
 	for _, link := range s.links {
 		e, c, i := s.entry(link)
 		u := s.usage(link, e)
-		if u == nil {
-			continue
-		}
 		c.mu.Lock()
 		active := u.in(activeBit)
 		if u.quiet++; !active && u.quiet < 2 {
 			c.mu.Unlock()
-			kept = append(kept, link)
 			continue
 		}
 		counter, ok := s.counter(e.key, link)
@@ -266,10 +268,16 @@ func (s *Store) lookAtResting(pl *pool, now ratelimit.Instant) {
 			s.awaitSpend(link, u, counter, uint32(own.Word))
 		}
 		s.sendFull()
-		s.sweepDead(link, e, c, u)
 	}
 	pl.mu.Lock()
-	pl.resting = append(pl.resting, kept...)
+	for _, link := range s.links {
+		e, c, _ := s.entry(link)
+		u := s.usage(link, e)
+		if u.lists.And(^uint32(heldBit))&restingBit != 0 {
+			pl.resting = append(pl.resting, link)
+		}
+		pl.collect(link, e, c, u)
+	}
 	pl.mu.Unlock()
 }
 

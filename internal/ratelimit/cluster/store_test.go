@@ -734,26 +734,27 @@ func TestMemoryPerKey(t *testing.T) {
 
 // Five million invented addresses against a bound of 200,000 keys, each of which is reported.
 func TestInventedSubjects(t *testing.T) { // not parallel: it weighs the heap
-	subjects, bound := 5_000_000, 200_000
+	subjects, bound, perKey := 5_000_000, 200_000, 240.0
 	if raceEnabled {
 		subjects, bound = 100_000, 20_000 // ten times slower each
+		perKey = 280                      // of so few, what does not grow with them weighs more
 	}
-	ratelimittest.RunInvented(t, subjects, bound, 240, func(t *testing.T, maxKeys int) ratelimit.Store {
+	ratelimittest.RunInvented(t, subjects, bound, perKey, func(t *testing.T, maxKeys int) ratelimit.Store {
 		clock := ratelimit.ClockFrom(func() ratelimit.Instant { return 1 }) // behind the times that are passed in, so that those count
 		n := newMesh(t, 3, Config{MaxKeys: maxKeys, Clock: clock})[0]
 		n.mesh.nodes = n.mesh.nodes[:1] // nobody listens: the peers' heap is not weighed
-		return &polled{meshNode: n}
+		return &polled{meshNode: n, every: maxKeys / 40}
 	})
 }
 
 // polled is a node that reports between checks.
 type polled struct {
 	*meshNode
-	checks int
+	every, checks int
 }
 
 func (p *polled) Take(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) ratelimit.Decision {
-	if p.checks++; p.checks%5000 == 0 {
+	if p.checks++; p.checks%p.every == 0 {
 		p.poll(now)
 	}
 	return p.meshNode.Take(ctx, now, it)
