@@ -41,6 +41,7 @@ import (
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/local"
 	"converger/internal/ratelimit/overview"
+	"converger/internal/ratelimit/proofs"
 	"converger/internal/secrets"
 	"converger/internal/tenants"
 	"converger/migrations/pgtest"
@@ -133,7 +134,7 @@ func newFrontAt(t testing.TB, database string, change ...func(*Deps)) *front {
 	d := Deps{
 		Directory: directory, Tenants: tenants.NewStore(f.pool), Channels: channels, Registry: reg, Activities: activities,
 		Uploads:    upload.NewIntake(upload.NewDir(f.files), upload.Options{Registerer: f.registry}),
-		Deliveries: deliveries, Rules: delivery.NewRules(f.pool, reg), Inbound: events, Hasher: hasher, Tokens: must(auth.NewTokens(testSecret)),
+		Deliveries: deliveries, Rules: delivery.NewRules(f.pool, reg), Inbound: events, Hasher: hasher, Proofs: proofs.New(nil, logger), Tokens: must(auth.NewTokens(testSecret)),
 		Users: auth.NewUsers(f.pool, must(auth.NewPasswords(auth.MinCost))), Sessions: auth.NewSessions(f.pool, auth.SessionOptions{}, testSecret),
 		CursorKey: testSecret, Pages: os.DirFS("../../web"), Logger: logger, Registerer: f.registry, Gatherer: f.registry,
 		Limiter: standing(ratelimit.Config{Registerer: f.registry}),
@@ -197,7 +198,9 @@ func standing(c ratelimit.Config) *ratelimit.Limiter {
 
 // limits gives a front the operator's configuration of limits.
 func limits(operator string) func(*Deps) {
-	return func(d *Deps) { d.Limiter = standing(ratelimit.Config{Operator: must(ratelimit.ParseOperator([]byte(operator)))}) }
+	return func(d *Deps) {
+		d.Limiter = standing(ratelimit.Config{Operator: must(ratelimit.ParseOperator([]byte(operator)))})
+	}
 }
 
 // ticking gives a front limits of which time passes, for tests of just that.
