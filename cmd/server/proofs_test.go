@@ -2,6 +2,7 @@ package main
 
 import (
 	"net/http"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -15,6 +16,7 @@ func TestProofsTravelAndOutliveARestart(t *testing.T) {
 	const secret, provider, newcomer, stranger = "app-secret-for-tests", "198.51.100.1", "198.51.100.2", "203.0.113.66"
 	ch := newCustomer(t, f.ops, "Tenant").newChannel(t, "whatsapp_meta", "inbound", map[string]any{
 		"access_token": "EAAtoken", "phone_number_id": "106540352242922", "app_secret": secret, "verify_token": "verify"})
+	const out = 1 // refused by the limit in question
 	post := func(n *fleetNode, from, secret string) int {
 		t.Helper()
 		const body = `{"object":"whatsapp_business_account","entry":[]}`
@@ -23,17 +25,20 @@ func TestProofsTravelAndOutliveARestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if got.status == http.StatusTooManyRequests && strings.HasPrefix(got.header.Get("RateLimit-Policy"), `"inbound";`) {
+			return out
+		}
 		return got.status
 	}
 	if got := post(a, provider, secret); got != http.StatusOK {
 		t.Fatalf("the provider's first webhook: %d", got)
 	}
 	for _, n := range f.nodes {
-		eventually(t, patience, "strangers to have spent their budget", func() bool { return post(n, stranger, "a guess") == http.StatusTooManyRequests })
+		eventually(t, patience, "strangers to have spent their budget", func() bool { return post(n, stranger, "a guess") == out })
 	}
 	spent := func(n *fleetNode) {
 		t.Helper()
-		if got := post(n, newcomer, secret); got != http.StatusTooManyRequests {
+		if got := post(n, newcomer, secret); got != out {
 			t.Errorf("an address that has proved nothing gets %d: the test shows nothing", got)
 		}
 	}
