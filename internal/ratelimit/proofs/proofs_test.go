@@ -114,6 +114,7 @@ func (w *wire) run(t *testing.T) {
 			}
 		})
 	}
+	synctest.Wait() // they have asked each other: what comes now is told
 	t.Cleanup(func() {
 		stop()
 		all.Wait()
@@ -221,7 +222,6 @@ func TestProofsAfterASplit(t *testing.T) {
 		w := newWire()
 		a, b := w.join(), w.join()
 		w.run(t)
-		synctest.Wait()
 		w.setCut(true)
 		a.Add(key(1), time.Now())
 		b.Add(key(2), time.Now())
