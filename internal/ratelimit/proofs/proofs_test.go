@@ -175,7 +175,8 @@ func TestProofsAreToldSeldom(t *testing.T) {
 				t.Fatalf("after %d s %d of 2 nodes know a provider", i, n)
 			}
 		}
-		if most := hours*12 + 1; w.sent > 2*most || w.bytes > 2*most+providers*proofBytes*most {
+		// Renewals drift apart by the second: how many share a message is not promised.
+		if most := providers * (hours*12 + 1); w.sent > most || w.bytes > most*(1+proofBytes) {
 			t.Errorf("%d messages of %d bytes in %d hours of %d providers", w.sent, w.bytes, hours, providers)
 		}
 	})
