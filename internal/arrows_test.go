@@ -43,6 +43,7 @@ var mayImport = []struct {
 	{"internal/ratelimit/redis", []string{"internal/ratelimit"}, "who else lives is told to it as a number"},
 	{"internal/ratelimit/redis/redistest", nil, "servers for tests"},
 	{"internal/connlimit", []string{"internal/ratelimit"}, "what counts as one address is decided there; of requests it knows nothing"},
+	{"internal/ratelimit/proofs", []string{"internal/ratelimit", "internal/cluster"}, "who has signed lately travels over the node's connections to its peers"},
 	{"internal/ratelimit/overview", []string{"internal/ratelimit", "internal/cluster"}, "what operators see is gathered from the node's peers"},
 	{"internal/cluster", nil, "a leaf: it carries bytes, and knows neither limits nor requests"},
 	{"internal/cluster/clustertest", nil, "what lies between nodes, for tests"},

@@ -440,7 +440,7 @@ func (s *site) administrator(t *testing.T) {
 	b.fill("limit", "2000000000")
 	b.fill("scale_ms", "2")
 	b.click(422, one, `button[value="save"]`)
-	b.shows("Limit must be a whole number from 0 (refuse everything) to 1,000,000,000.")
+	b.shows("Must be a whole number from 0 (refuse everything) to 1,000,000,000.")
 	if got := b.focused(); got != "limit" {
 		t.Errorf("the focus is on %q", got)
 	}
@@ -453,8 +453,9 @@ func (s *site) administrator(t *testing.T) {
 	b.shows("Not saved yet.", "At most 3 activities in each 2 seconds")
 	b.picture("admin-limit-preview")
 	b.do(chromedp.SetValue(chromedp.ID("unit"), "h"))
+	b.fill("scale_ms", "24")
 	b.click(200, limits, `button[value="save"]`)
-	b.shows("Done. The limit is in force.", "3 per 2 hours")
+	b.shows("Done. The limit is in force.", "3 per day")
 
 	chat := s.newConversation(t, s.channel)
 	var statuses []int
@@ -503,7 +504,7 @@ func (s *site) administrator(t *testing.T) {
 	b.open(200, one)
 	b.click(200, limits, "button.danger")
 	b.shows("Done. The tenant's own limit is gone")
-	b.lacks("3 per 2 hours")
+	b.lacks("3 per day")
 	s.api.call(t, 201, "POST", "/api/v1/conversations/"+chat+"/activities", `{"text":"x"}`)
 
 	b.click(200, "/admin/login", ".who button")

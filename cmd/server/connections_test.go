@@ -57,7 +57,8 @@ func (a *api) connections(t testing.TB) int {
 func TestConnectionLimits(t *testing.T) {
 	t.Parallel()
 	const perIP, total = 20, 100
-	p := serve(t, pgtest.New(t), map[string]string{
+	url := pgtest.New(t)
+	p := serve(t, url, map[string]string{
 		"CONN_LIMIT_PER_IP": fmt.Sprint(perIP), "CONN_LIMIT_TOTAL": fmt.Sprint(total), "TRUSTED_PROXIES": "127.0.0.9", "METRICS_ALLOWED_IPS": "127.0.0.0/8",
 	})
 	host := strings.TrimPrefix(p.base, "http://")
@@ -116,31 +117,21 @@ func TestConnectionLimits(t *testing.T) {
 	}
 	ordinary.call(t, 200, "GET", "/health/live", "")
 
-	// A proxy may have more than one address may, up to the total; beyond that everybody is told so.
-	proxy := dialerFrom(t, "127.0.0.9")
-	var many []net.Conn
-	var over string
-	for range total {
-		c, err := proxy.DialContext(t.Context(), "tcp", host)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(patience))
-		if _, err := io.WriteString(c, "GET /health/live HTTP/1.1\r\nHost: hub\r\nX-Forwarded-For: 192.0.2.1\r\n\r\n"); err != nil {
-			t.Fatal(err)
-		}
-		res, err := http.ReadResponse(bufio.NewReader(c), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if res.StatusCode != 200 {
-			b, _ := io.ReadAll(res.Body)
-			over = string(b)
-			break
-		}
-		many = append(many, c)
+	// Whoever is in a range that the operator exempts may have more.
+	ops := management(t, p, url)
+	ops.call(t, 201, "POST", "/api/v1/management/address_ranges", `{"cidr":"127.0.0.8","kind":"exempt"}`)
+	exempt, told := hold(t, p.base, "127.0.0.8", 2*perIP)
+	if len(exempt) != 2*perIP {
+		t.Errorf("an exempt address got %d connections, then %q", len(exempt), told)
 	}
+	for _, c := range exempt {
+		c.Close()
+	}
+	ops.client.CloseIdleConnections()
+	eventually(t, patience, "those to be gone", func() bool { return watch.connections(t) <= 2*perIP+1 })
+
+	// A proxy may have more than one address may, up to the total; beyond that everybody is told so.
+	many, over := hold(t, p.base, "127.0.0.9", total)
 	if len(many) <= perIP || !strings.Contains(over, `"code":"global_limit_exceeded"`) {
 		t.Errorf("a proxy got %d connections, then %q", len(many), over)
 	}
@@ -158,6 +149,51 @@ func TestConnectionLimits(t *testing.T) {
 	if _, err := p.log.await("connections are refused", p.ended); err != nil {
 		t.Error(err)
 	}
+
+	// Switched off, nobody is refused, and all are still counted.
+	off := serve(t, url, map[string]string{
+		"CONN_LIMIT_ENABLED": "false", "CONN_LIMIT_PER_IP": "1", "CONN_LIMIT_TOTAL": "2", "METRICS_ALLOWED_IPS": "127.0.0.0/8"})
+	free, told := hold(t, off.base, "127.0.0.4", 5)
+	if n := newAPI(t, off.base).connections(t); len(free) != 5 || n < 5 {
+		t.Errorf("without limits an address got %d connections, then %q; %d are counted", len(free), told, n)
+	}
+	type shown struct {
+		Connections *struct {
+			Total int
+			Max   int `json:"max_total"`
+		}
+	}
+	if c := data[shown](t, management(t, off, url).call(t, 200, "GET", "/api/v1/management/rate_limits", "")).Connections; c == nil || c.Total < 5 || c.Max != 0 {
+		t.Errorf("without limits %+v are shown", c)
+	}
+}
+
+// hold opens connections from an address, one after the other, until one is refused: what it was told. They stay open until
+// the test ends.
+func hold(t testing.TB, base, address string, most int) (open []net.Conn, refusal string) {
+	t.Helper()
+	dialer := dialerFrom(t, address)
+	for range most {
+		c, err := dialer.DialContext(t.Context(), "tcp", strings.TrimPrefix(base, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		_ = c.SetDeadline(time.Now().Add(patience))
+		if _, err := io.WriteString(c, "GET /health/live HTTP/1.1\r\nHost: hub\r\nX-Forwarded-For: 192.0.2.1\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		res, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.StatusCode != http.StatusOK {
+			b, _ := io.ReadAll(res.Body)
+			return open, string(b)
+		}
+		open = append(open, c)
+	}
+	return open, ""
 }
 
 // Ten thousand clients that are connected and silent cost memory, and nobody else anything; when they go, all is given back.

@@ -92,13 +92,14 @@ const redisPatience = 2 * time.Second
 // startCounters has what the other nodes have counted brought here, so that a start does not loosen a limit, and
 // starts the exchange with them.
 func (h *hub) startCounters(ctx context.Context, life *lifetimes) {
-	ask := func(sync func(context.Context) error) {
+	ask := func(sync func(context.Context) error, otherwise string) {
 		asking, cancel := context.WithTimeout(ctx, countersPatience)
 		defer cancel()
 		if err := sync(asking); err != nil && ctx.Err() == nil {
-			h.log.Warn("counts of other nodes could not be had: limits are looser for a window", slog.Any("error", err))
+			h.log.Warn(otherwise, slog.Any("error", err))
 		}
 	}
+	const looser = "counts of other nodes could not be had: limits are looser for a window"
 	if h.remote != nil {
 		joining, cancel := context.WithTimeout(ctx, redisPatience)
 		if err := h.remote.Join(joining); err != nil && ctx.Err() == nil {
@@ -108,12 +109,16 @@ func (h *hub) startCounters(ctx context.Context, life *lifetimes) {
 		cancel()
 		life.start("rate limits at Redis", h.remote.Run)
 	}
+	if h.node != nil {
+		ask(h.proofs.Sync, "proofs of other nodes could not be had: providers have to prove themselves to this node, too")
+		life.start("proofs of providers", h.proofs.Run)
+	}
 	if h.shared != nil {
-		ask(h.shared.Sync)
+		ask(h.shared.Sync, looser)
 		life.start("rate limit reports", h.shared.Run)
 	}
 	if h.owned != nil { // the last: what it takes over is current for a moment only
-		ask(h.owned.Sync)
+		ask(h.owned.Sync, looser)
 		life.start("rate limit owners", h.owned.Run)
 	}
 	if h.node != nil {

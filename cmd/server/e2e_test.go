@@ -746,6 +746,7 @@ func TestOverrideIsInForceWithinASecond(t *testing.T) {
 	})
 	ops.call(t, 200, "DELETE", "/api/v1/management/tenants/"+c.id+"/limits/activity_create", "")
 	c.api.call(t, 201, "POST", path, `{"text":"the default again"}`)
+	eventually(t, withinASecond, "the default on the neighbour", func() bool { return policy() == `"activity_create";q=100;w=1` })
 }
 
 // A suspended tenant is stopped at every entrance, and goes on where it was.

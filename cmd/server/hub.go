@@ -37,6 +37,7 @@ import (
 	limitcluster "converger/internal/ratelimit/cluster"
 	"converger/internal/ratelimit/overview"
 	"converger/internal/ratelimit/owner"
+	"converger/internal/ratelimit/proofs"
 	"converger/internal/ratelimit/redis"
 	"converger/internal/secrets"
 	"converger/internal/tenants"
@@ -58,6 +59,7 @@ type hub struct {
 	shared *limitcluster.Store // nil unless limits are counted so
 	owned  *owner.Store        // likewise
 	remote *redis.Store        // likewise
+	proofs *proofs.Proofs      // of providers
 
 	hasher   ratelimit.Hasher
 	limiter  *ratelimit.Limiter
@@ -266,22 +268,23 @@ func (h *hub) setFront() error {
 	if err != nil {
 		return err
 	}
-	view := overview.Config{Limiter: h.limiter, Login: h.throttle, Policy: apphttp.NewPolicyOf(h.limiter, h.directory), Name: h.cfg.cluster().NodeName, Version: version}
-	if h.cfg.ConnLimitEnabled {
-		view.Connections = func() overview.Connections { return connectionsOf(h.connections.Snapshot()) }
-	}
+	view := overview.Config{Limiter: h.limiter, Login: h.throttle, Policy: apphttp.NewPolicyOf(h.limiter, h.directory), Name: h.cfg.cluster().NodeName, Version: version,
+		Connections: func() overview.Connections { return connectionsOf(h.connections.Snapshot()) }}
+	var peers proofs.Network // nil: alone
 	if h.node != nil {
-		view.Network = h.node
+		view.Network, peers = h.node, h.node
 	}
 	seen := overview.New(view)
+	h.proofs = proofs.New(peers, h.log)
 	if h.node != nil {
 		h.node.Handle(overview.Topic, seen.Handler())
+		h.node.Handle(proofs.Topic, h.proofs.Handler())
 	}
 	h.handler, err = apphttp.New(apphttp.Deps{
 		Directory: h.directory, Tenants: h.tenants, Channels: h.channels, Registry: h.registry, Activities: h.activities,
 		Uploads: upload.NewIntake(h.files, upload.Options{
 			MaxBytes: int64(h.cfg.UploadMaxBytes), Types: h.cfg.UploadAllowedTypes, Registerer: h.metrics}),
-		Deliveries: h.deliveries, Rules: h.rules, Inbound: h.inbound, Limiter: h.limiter, Overview: seen, Hasher: h.hasher, Tokens: tokens, Usage: h.usage, Refusals: h.refusals,
+		Deliveries: h.deliveries, Rules: h.rules, Inbound: h.inbound, Limiter: h.limiter, Overview: seen, Hasher: h.hasher, Proofs: h.proofs, Tokens: tokens, Usage: h.usage, Refusals: h.refusals,
 		Users: h.users, Sessions: h.sessions, SignIn: h.signIn,
 		CursorKey: cursorKey, Pages: web.Files(), Logger: h.log, Registerer: h.metrics, Gatherer: h.metrics,
 		Checks: h.checks(), Draining: h.draining.Load,

@@ -36,12 +36,20 @@ func limitRow(l members) members {
 			continue
 		}
 		rule = maps.Clone(rule)
-		rule["rate"] = cell(rule, "limit") + "/" + shortDuration(time.Duration(scale)*time.Millisecond)
+		rate := cell(rule, "limit") + "/" + shortDuration(time.Duration(scale)*time.Millisecond)
+		if cell(rule, "limit") == "0" {
+			rate += " (refuses everything)"
+		}
+		rule["rate"] = rate
 		l[of] = rule
 	}
-	l["for"] = "all tenants"
-	if l["overridable"] == true {
+	switch {
+	case l["mode"] == "channel":
+		l["for"] = "each channel"
+	case l["overridable"] == true:
 		l["for"] = "each tenant"
+	default:
+		l["for"] = "all tenants"
 	}
 	return l
 }
@@ -103,6 +111,9 @@ func (c rateArgs) rule() (members, error) {
 	scale, windowErr := time.ParseDuration(window)
 	if err != nil || windowErr != nil {
 		return nil, misused(fmt.Sprintf("the rate %q must be a number and a time, such as 200/1s or 5000/1m", c.Rate))
+	}
+	if scale%time.Millisecond != 0 {
+		return nil, misused(fmt.Sprintf("the time of the rate %q must be whole milliseconds", c.Rate))
 	}
 	rule := members{"limit": limit, "scale_ms": scale.Milliseconds()}
 	if c.Algorithm != nil {

@@ -16,7 +16,7 @@ func TestLimitsOff(t *testing.T) {
 	database := pgtest.New(t)
 	p := serve(t, database, map[string]string{
 		"RATE_LIMIT_ENABLED": "false", "BCRYPT_COST": "10", "METRICS_ALLOWED_IPS": "127.0.0.1",
-		"RATE_LIMITS": `{"management":{"limit":1,"scale_ms":3600000},"unknown_caller":{"limit":1,"scale_ms":3600000},"login_account":{"limit":2,"scale_ms":3600000},"login_ip":{"limit":2,"scale_ms":3600000}}`,
+		"RATE_LIMITS": `{"management":{"limit":1,"scale_ms":86400000},"unknown_caller":{"limit":1,"scale_ms":86400000},"login_account":{"limit":2,"scale_ms":86400000},"login_ip":{"limit":2,"scale_ms":86400000}}`,
 	})
 	if line, _ := p.log.find("rate limiting is switched off"); !strings.Contains(line, `"level":"WARN"`) || !strings.Contains(line, "RATE_LIMIT_ENABLED=false") {
 		t.Errorf("the log says %q", line)

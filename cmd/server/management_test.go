@@ -689,6 +689,11 @@ func TestManageByShell(t *testing.T) {
 	fails("the same for all tenants. Those that can be set for a tenant are activity_create, ", "limits", "set", "Acme", "login_ip", "3/1m")
 	fails("the same for all tenants. Those that can be set for a tenant are activity_create, ", "limits", "unset", "Acme", "login_ip")
 	fails("\n  scale_ms: must be", "limits", "set", "Acme", "activity_create", "5/1ms")
+	fails("whole milliseconds", "limits", "set", "Acme", "activity_create", "5/1.0004s")
+	says("0/1s (refuses everything)", "limits", "set", "Acme", "upload", "0/1s")
+	says("0/1s (refuses everything)", "limits", "show", "upload", "Acme")
+	says("10/1s", "limits", "unset", "Acme", "upload")
+	says("each channel", "limits", "get", "Acme", "channel_outbound")
 	fails("no bucket", "limits", "get", "Acme", "coffee")
 
 	says("Nothing has been refused", "limits", "top")

@@ -181,7 +181,7 @@ func (m *memory) take(n int64) bool {
 // memoryFor is the budget that a request's body counts against. Addresses that have not proven themselves to a channel, and
 // people who are not signed in, share a quarter, so that unsigned bodies can't take the memory of signed ones.
 func (s *server) memoryFor(c *call, rt *route) *memory {
-	if rt.auth == credentialPassword || rt.auth == credentialSignature && !s.proven.has(s.Hasher, c.Channel, c.ip, c.started) {
+	if rt.auth == credentialPassword || rt.auth == credentialSignature && !s.Proofs.Has(s.proofKey(c), c.started) {
 		return s.strangersMemory
 	}
 	return s.memory

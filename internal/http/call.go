@@ -37,6 +37,7 @@ type call struct {
 	memory   *memory            // that the body was taken from
 	held     int64              // bytes of it
 	decision ratelimit.Decision // of the route's limit; zero when there is none
+	proved   bool               // by a signature, a password or a link, which handlers check
 
 	deprecated bool // the caller uses what has a successor, see showDeprecations
 
@@ -147,10 +148,10 @@ func (s *server) finish(c *call) {
 	s.metrics.inFlight.Dec()
 	s.metrics.observe(c, took)
 
-	// Refusals by a limit or an address range are counted in metrics; a line for each would let a flood fill the disk.
-	level := slog.LevelInfo
-	if c.status == http.StatusTooManyRequests || c.address == tenants.RangeDeny || c.route != nil && c.route.quiet {
-		level = slog.LevelDebug
+	// What strangers send, and refusals by a limit, are counted in metrics; a line for each would let a flood fill the disk.
+	level := slog.LevelDebug
+	if c.known() && c.status != http.StatusTooManyRequests {
+		level = slog.LevelInfo
 	}
 	if !s.Logger.Enabled(c.r.Context(), level) {
 		return
@@ -166,6 +167,11 @@ func (s *server) finish(c *call) {
 		n++
 	}
 	s.Logger.LogAttrs(c.r.Context(), level, "request", attrs[:n]...)
+}
+
+// known tells whether the caller has proved who it is. On routes for webhooks the path alone names a channel.
+func (c *call) known() bool {
+	return c.proved || c.session != nil || c.Operator != nil || c.Tenant != nil && c.route.auth != credentialSignature
 }
 
 // unmatched stands for every address that no route has.

@@ -27,7 +27,7 @@
 //
 // On failure: no database is 503 "unavailable" with Retry-After, a full queue is 503 "overloaded"; refusals by limits
 // and credentials go on from memory. Anything unknown is 500 without its text, logged once under the request id. A
-// limiter that fails is a matter of the route's row: open lets the request through, closed refuses it.
+// limiter whose backend fails goes on by this node's share of each limit, as the route table says.
 //
 // Tests drive the real router; those that reach a store use a real Postgres (converger/migrations/pgtest).
 // `go test ./internal/http -update` rewrites the golden files: the route table and the problems.

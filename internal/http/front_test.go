@@ -41,6 +41,7 @@ import (
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/local"
 	"converger/internal/ratelimit/overview"
+	"converger/internal/ratelimit/proofs"
 	"converger/internal/secrets"
 	"converger/internal/tenants"
 	"converger/migrations/pgtest"
@@ -133,10 +134,10 @@ func newFrontAt(t testing.TB, database string, change ...func(*Deps)) *front {
 	d := Deps{
 		Directory: directory, Tenants: tenants.NewStore(f.pool), Channels: channels, Registry: reg, Activities: activities,
 		Uploads:    upload.NewIntake(upload.NewDir(f.files), upload.Options{Registerer: f.registry}),
-		Deliveries: deliveries, Rules: delivery.NewRules(f.pool, reg), Inbound: events, Hasher: hasher, Tokens: must(auth.NewTokens(testSecret)),
+		Deliveries: deliveries, Rules: delivery.NewRules(f.pool, reg), Inbound: events, Hasher: hasher, Proofs: proofs.New(nil, logger), Tokens: must(auth.NewTokens(testSecret)),
 		Users: auth.NewUsers(f.pool, must(auth.NewPasswords(auth.MinCost))), Sessions: auth.NewSessions(f.pool, auth.SessionOptions{}, testSecret),
 		CursorKey: testSecret, Pages: os.DirFS("../../web"), Logger: logger, Registerer: f.registry, Gatherer: f.registry,
-		Limiter: must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Registerer: f.registry})),
+		Limiter: standing(ratelimit.Config{Registerer: f.registry}),
 		Config: Config{PublicURL: "https://hub.example", CORSOrigins: []string{"https://app.example"},
 			AdminNets: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("192.0.2.0/24")}}, // httptest's address
 	}
@@ -187,6 +188,27 @@ func newFrontAt(t testing.TB, database string, change ...func(*Deps)) *front {
 		}
 	})
 	return f
+}
+
+// standing makes a limiter whose clock stands: no window turns and no budget fills up under a test, whatever the hour and
+// however slow the machine.
+func standing(c ratelimit.Config) *ratelimit.Limiter {
+	now := ratelimit.NewClock().Now()
+	c.Clock = ratelimit.ClockFrom(func() ratelimit.Instant { return now })
+	c.Store = must(local.New(local.Config{}))
+	return must(ratelimit.New(c))
+}
+
+// limits gives a front the operator's configuration of limits.
+func limits(operator string) func(*Deps) {
+	return func(d *Deps) {
+		d.Limiter = standing(ratelimit.Config{Operator: must(ratelimit.ParseOperator([]byte(operator)))})
+	}
+}
+
+// ticking gives a front limits of which time passes, for tests of just that.
+func ticking(d *Deps) {
+	d.Limiter = must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{}))}))
 }
 
 func must[T any](v T, err error) T {

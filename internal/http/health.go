@@ -14,9 +14,9 @@ import (
 
 // registerHealthRoutes: probes and metrics stand outside every client's budget.
 func (s *server) registerHealthRoutes() {
-	s.register(route{method: http.MethodGet, pattern: "/health/live", quiet: true, handle: s.live})
-	s.register(route{method: http.MethodGet, pattern: "/health/ready", quiet: true, handle: s.ready})
-	s.register(route{method: http.MethodGet, pattern: "/metrics", auth: credentialMetrics, quiet: true, handle: s.showMetrics})
+	s.register(route{method: http.MethodGet, pattern: "/health/live", handle: s.live})
+	s.register(route{method: http.MethodGet, pattern: "/health/ready", handle: s.ready})
+	s.register(route{method: http.MethodGet, pattern: "/metrics", auth: credentialMetrics, handle: s.showMetrics})
 }
 
 const (

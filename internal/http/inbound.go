@@ -65,8 +65,8 @@ func (s *server) receive(c *call, endpoint channel.Endpoint) (*reply, error) {
 		}
 		return nil, err
 	}
-	if ch.RequireSignature { // else nobody has proved anything
-		s.proven.add(s.Hasher, c.Channel, c.ip, c.started)
+	if c.proved = ch.RequireSignature; c.proved { // else nobody has proved anything
+		s.Proofs.Add(s.proofKey(c), c.started)
 	}
 	a, err := s.Inbound.Receive(c.ctx(), req)
 	if err != nil {
@@ -143,6 +143,7 @@ func (s *server) handshake(c *call) (*reply, error) {
 			if text, err = subscriber.Subscribe(ch, c.r.URL.Query()); err != nil {
 				return nil, err
 			}
+			c.proved = true
 		}
 	}
 	return &reply{status: http.StatusOK, contentType: typeText, body: []byte(text)}, nil

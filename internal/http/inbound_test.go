@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -144,34 +143,6 @@ func TestUnprovenAddresses(t *testing.T) {
 	post("too many", provider, f.webhook.Secret).is(t, 429, codeRateLimited)
 	// The stranger's bad signatures made no unknown caller of it.
 	f.call(t, "GET", "/api/v1/conversations", "", stranger, header("X-Api-Key", "cvg_live_x")).is(t, 401, codeInvalidCredential)
-}
-
-func TestProvenIsBounded(t *testing.T) {
-	t.Parallel()
-	f := newFront(t)
-	entry, ok := f.Directory.Channel(f.webhook.ID)
-	if !ok {
-		t.Fatal("no channel")
-	}
-	now := time.Now()
-	p := newProven()
-	addr := func(i int) netip.Addr {
-		return netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, byte(i >> 24), byte(i >> 16), byte(i >> 8), byte(i)})
-	}
-	for i := range maxProven + 10_000 {
-		p.add(f.Hasher, entry, addr(i), now)
-	}
-	held := 0
-	for i := range p.shards {
-		held += len(p.shards[i].until)
-	}
-	if held > maxProven || held < maxProven/2 {
-		t.Errorf("%d addresses held, the bound is %d", held, maxProven)
-	}
-	last := addr(maxProven + 9_999)
-	if !p.has(f.Hasher, entry, last, now) || p.has(f.Hasher, entry, last, now.Add(provenFor+time.Second)) {
-		t.Error("an address counts for an hour")
-	}
 }
 
 func TestHandshake(t *testing.T) {

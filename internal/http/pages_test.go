@@ -21,7 +21,6 @@ import (
 	"converger/internal/auth"
 	"converger/internal/channel"
 	"converger/internal/ratelimit"
-	"converger/internal/ratelimit/local"
 	"converger/internal/tenants"
 )
 
@@ -150,11 +149,7 @@ func (f *front) cookieOf(a answer, ar area, what string) *http.Cookie {
 
 // unlimited switches the budget of sessions off, for tests that open more pages than a person.
 func unlimited(d *Deps) {
-	op, err := ratelimit.ParseOperator([]byte(`{"web_page":"off","unknown_caller":"off"}`))
-	if err != nil {
-		panic(err)
-	}
-	d.Limiter = must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Operator: op}))
+	limits(`{"web_page":"off","unknown_caller":"off"}`)(d)
 }
 
 func TestSignInAndOut(t *testing.T) {
@@ -439,10 +434,7 @@ func TestAdminAddresses(t *testing.T) {
 // nobody issued are guesses.
 func TestPageLimits(t *testing.T) {
 	t.Parallel()
-	op := must(ratelimit.ParseOperator([]byte(`{"web_page":{"limit":3,"scale_ms":60000}}`)))
-	f := newFront(t, func(d *Deps) {
-		d.Limiter = must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Operator: op}))
-	})
+	f := newFront(t, limits(`{"web_page":{"limit":3,"scale_ms":60000}}`))
 	admin := f.asAdmin(t, auth.RoleAdmin)
 	for _, path := range []string{"/admin", "/admin/tenants", "/admin/account"} {
 		a := f.show(t, path, admin)
@@ -640,10 +632,7 @@ func TestTenantPages(t *testing.T) {
 
 func TestLimitPages(t *testing.T) {
 	t.Parallel()
-	op := must(ratelimit.ParseOperator([]byte(`{"api_read":{"limit":50,"scale_ms":1000,"mode":"count"},"management":"off"}`)))
-	f := newFront(t, func(d *Deps) {
-		d.Limiter = must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Operator: op}))
-	})
+	f := newFront(t, limits(`{"api_read":{"limit":50,"scale_ms":1000,"mode":"count"},"management":"off"}`))
 	admin := f.asAdmin(t, auth.RoleAdmin)
 	list := "/admin/tenants/" + f.tenant.ID.String() + "/limits"
 	page := f.show(t, list, admin)
@@ -773,7 +762,7 @@ func TestLimitChangedByTwo(t *testing.T) {
 func TestLimitsOffBanner(t *testing.T) {
 	t.Parallel()
 	f := newFront(t, func(d *Deps) {
-		d.Limiter = must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Disabled: true}))
+		d.Limiter = standing(ratelimit.Config{Disabled: true})
 	})
 	admin := f.asAdmin(t, auth.RoleAdmin)
 	limitOverride(t, f, `{"limit":7,"scale_ms":1000}`, "upload")

@@ -87,13 +87,13 @@ func TestRateLimitsAtRest(t *testing.T) {
 
 func TestConfigAsEnforced(t *testing.T) {
 	t.Parallel()
-	op := must(ratelimit.ParseOperator([]byte(`{"upload": "off", "api_read": {"limit": 7, "scale_ms": 2000, "mode": "count"}}`)))
-	f := newFront(t, func(d *Deps) {
-		d.Limiter = must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Operator: op}))
-	})
+	f := newFront(t, limits(`{"upload": "off", "api_read": {"limit": 7, "scale_ms": 2000, "mode": "count"}}`))
 	a := well(t, f.call(t, "GET", managementPrefix+"/rate_limits", "", f.ops()))
 	if a.get(t, "data", "config", "upload") != nil {
 		t.Error("a bucket that is off has a limit")
+	}
+	if l := f.call(t, "GET", managementPrefix+"/tenants/"+f.tenant.ID.String()+"/limits/channel_outbound", "", f.ops()); l.get(t, "data", "mode") != "channel" {
+		t.Errorf("what each channel sets: %s", l)
 	}
 	if c := a.get(t, "data", "config", "api_read"); member(c, "limit") != 7.0 || member(c, "scale_ms") != 2000.0 || member(c, "mode") != "count" || member(c, "source") != "operator" {
 		t.Errorf("config: %v", c)
@@ -134,10 +134,7 @@ func TestEveryRefusalHasAName(t *testing.T) {
 			all = append(all, fmt.Sprintf(`%q: {"limit": 0, "scale_ms": 60000}`, b))
 		}
 	}
-	op := must(ratelimit.ParseOperator([]byte("{" + strings.Join(all, ",") + "}")))
-	f := newFront(t, func(d *Deps) {
-		d.Limiter = must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Operator: op}))
-	})
+	f := newFront(t, limits("{"+strings.Join(all, ",")+"}"))
 	admin := f.asAdmin(t, auth.RoleViewer)
 	channel, tenant := f.webhook.ID.String(), f.tenant.ID.String()
 	json := header("Content-Type", "application/json")

@@ -4,12 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/http"
-	"net/netip"
 	"strconv"
 	"sync"
-	"time"
 
 	"converger/internal/auth"
 	"converger/internal/ratelimit"
@@ -78,7 +75,7 @@ func (s *server) budget(c *call, b ratelimit.Bucket) ratelimit.Key {
 	switch b {
 	case ratelimit.Inbound:
 		ch := c.Channel.Derived.(*channelLimits)
-		if s.proven.has(s.Hasher, c.Channel, c.ip, c.started) {
+		if s.Proofs.Has(s.proofKey(c), c.started) {
 			return ch.inbound
 		}
 		return ch.unproven
@@ -101,6 +98,11 @@ func (s *server) budget(c *call, b ratelimit.Bucket) ratelimit.Key {
 		return s.Hasher.User(b, c.Tenant.ID, c.Channel.ID, tokenUser(c.Token))
 	}
 	panic("http: no subject for bucket " + b.String()) // a fault of the route table, which a test drives whole
+}
+
+// proofKey names the caller's address at the channel, to which it may have proved itself.
+func (s *server) proofKey(c *call) ratelimit.Key {
+	return s.Hasher.ChannelIP(ratelimit.Inbound, c.Channel.TenantID, c.Channel.ID, c.ip)
 }
 
 // tokenUser is whom a client token speaks for: a user; an anonymous one is known by the conversation that the token is
@@ -222,68 +224,4 @@ func (s *server) appendRefusal(b []byte, requestID string, d ratelimit.Decision)
 	b = append(b, `,"retry_after_ms":`...)
 	b = strconv.AppendUint(b, uint64(d.RetryAfterMs()), 10)
 	return append(b, '}')
-}
-
-// provenFor is how long one valid signature lets an address count against its channel's own budget.
-const provenFor = time.Hour
-
-// maxProven bounds the addresses remembered on a node, 48 bytes or so each. Only holders of a channel's secret can add
-// one; when there are more, some are forgotten and share the budget of the unproven until their next signature.
-const maxProven = 1 << 16
-
-// proven remembers which addresses have lately sent a valid signature to which channel. Safe for concurrent use.
-type proven struct {
-	shards [16]struct {
-		sync.RWMutex
-		until map[ratelimit.Key]int64 // Unix seconds
-		swept int64                   // when what is over was last dropped, Unix seconds
-	}
-}
-
-func newProven() *proven {
-	p := &proven{}
-	for i := range p.shards {
-		p.shards[i].until = make(map[ratelimit.Key]int64)
-	}
-	return p
-}
-
-func provenKey(h ratelimit.Hasher, ch *tenants.ChannelEntry, ip netip.Addr) ratelimit.Key {
-	return h.ChannelIP(ratelimit.Inbound, ch.TenantID, ch.ID, ip)
-}
-
-func (p *proven) has(h ratelimit.Hasher, ch *tenants.ChannelEntry, ip netip.Addr, now time.Time) bool {
-	key := provenKey(h, ch, ip)
-	shard := &p.shards[key.Lo%uint64(len(p.shards))]
-	shard.RLock()
-	defer shard.RUnlock()
-	return shard.until[key] > now.Unix()
-}
-
-func (p *proven) add(h ratelimit.Hasher, ch *tenants.ChannelEntry, ip netip.Addr, now time.Time) {
-	key := provenKey(h, ch, ip)
-	shard := &p.shards[key.Lo%uint64(len(p.shards))]
-	until := now.Add(provenFor).Unix()
-
-	shard.RLock()
-	known := shard.until[key]
-	shard.RUnlock()
-	if known > until-60 {
-		return // renewed within the last minute: no lock for each webhook
-	}
-	shard.Lock()
-	defer shard.Unlock()
-	if _, ok := shard.until[key]; !ok && len(shard.until) >= maxProven/len(p.shards) {
-		if now.Unix()-shard.swept >= 60 {
-			shard.swept = now.Unix()
-			maps.DeleteFunc(shard.until, func(_ ratelimit.Key, u int64) bool { return u <= now.Unix() })
-		}
-		for some := range shard.until { // in random order
-			if len(shard.until) < maxProven/len(p.shards) {
-				break
-			}
-			delete(shard.until, some)
-		}
-	}
-	shard.until[key] = until
 }

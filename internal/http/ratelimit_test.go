@@ -34,7 +34,7 @@ func startOfWindow() {
 
 // A tenant that posts 160 activities within a second has exactly its 100, and its neighbour does not notice.
 func TestActivityLimit(t *testing.T) {
-	f := newFront(t) // not parallel: the posts must fit into one second
+	f := newFront(t, ticking) // not parallel: the posts must fit into one second
 	other := must(f.Tenants.Create(t.Context(), testActor, tenants.NewTenant{Name: "Neighbour"}))
 	otherKey := f.newKey(t, other.ID)
 	f.refresh(t)
@@ -131,9 +131,9 @@ func TestLimitTellsItsTime(t *testing.T) {
 	if a.is(t, 400, codeMalformedID); a.Header.Get("Ratelimit") == "" || a.Header.Get(name) != "" {
 		t.Errorf("told without being asked: %v", a.Header)
 	}
-	f = newFront(t, func(d *Deps) { d.TellDecisionTime = true })
 	began := time.Now().UnixMilli()
-	limitOverride(t, f, `{"limit":1,"scale_ms":60000}`, "api_read")
+	f = newFront(t, ticking, func(d *Deps) { d.TellDecisionTime = true })
+	limitOverride(t, f, `{"limit":1,"scale_ms":86400000}`, "api_read")
 	told := func(status int, c code) {
 		t.Helper()
 		a := f.call(t, "GET", "/api/v1/conversations/-", "", f.apiKey())

@@ -69,7 +69,6 @@ type route struct {
 	maxBody         int64    // bytes
 	query           []string // parameters of the query, of routes for operators; see checkQuery
 	file            bool     // answers with the bytes of a file of any type
-	quiet           bool     // probes: their lines are for debugging only
 
 	area        area       // pages: whose
 	right       auth.Right // pages: what the person must have the right to; 0: to look

@@ -16,15 +16,12 @@ import (
 	"converger/internal/ratelimit"
 )
 
-// onLimiterFailure says what happens when the limiter's backend can't decide for the whole cluster. It is a property of
-// the bucket, kept by the stores: guards of credentials go on by this node's strict share, the others by its fair one;
-// no route turns into a 5xx because of the limiter.
+// onLimiterFailure says what happens when the limiter's backend can't decide for the whole cluster. The stores then go on by
+// this node's share of the limit, the guards of credentials too: no route lets everybody through because of the limiter, and
+// none turns into a 5xx.
 func (rt *route) onLimiterFailure() string {
-	switch {
-	case rt.bucket == 0:
+	if rt.bucket == 0 && rt.auth != credentialPassword && rt.auth != credentialLink {
 		return "-"
-	case rt.bucket.Info().Guard:
-		return "closed"
 	}
 	return "local"
 }

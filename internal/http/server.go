@@ -54,6 +54,13 @@ type Usage interface {
 	OperatorToken(id uuid.UUID, at time.Time)
 }
 
+// Proofs remember for an hour which address has proved by a valid signature that it speaks for a channel's provider;
+// *Proofs of package ratelimit/proofs are such. Neither method waits for anything.
+type Proofs interface {
+	Has(k ratelimit.Key, now time.Time) bool
+	Add(k ratelimit.Key, now time.Time)
+}
+
 // Check is one thing that has to be right for this node to take traffic.
 type Check struct {
 	Name string
@@ -78,6 +85,7 @@ type Deps struct {
 	Limiter    *ratelimit.Limiter
 	Overview   *overview.Overview // of Limiter, made with NewPolicyOf
 	Hasher     ratelimit.Hasher
+	Proofs     Proofs
 	Tokens     *auth.Tokens
 	Usage      Usage          // optional
 	Refusals   *auth.Refusals // optional
@@ -130,7 +138,6 @@ type server struct {
 	Deps
 	auth    *auth.Authenticator
 	metrics *metrics
-	proven  *proven
 
 	memory, strangersMemory *memory // for bodies
 
@@ -164,7 +171,7 @@ func New(d Deps) (http.Handler, error) {
 
 func newServer(d Deps) (*server, error) {
 	if d.Directory == nil || d.Tenants == nil || d.Channels == nil || d.Registry == nil || d.Activities == nil || d.Uploads == nil || d.Deliveries == nil ||
-		d.Rules == nil || d.Inbound == nil || d.Limiter == nil || d.Overview == nil || d.Tokens == nil || d.Users == nil || d.Sessions == nil || d.SignIn == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 || d.Hasher == (ratelimit.Hasher{}) {
+		d.Rules == nil || d.Inbound == nil || d.Proofs == nil || d.Limiter == nil || d.Overview == nil || d.Tokens == nil || d.Users == nil || d.Sessions == nil || d.SignIn == nil || d.Pages == nil || d.Logger == nil || len(d.CursorKey) == 0 || d.Hasher == (ratelimit.Hasher{}) {
 		return nil, errors.New("http: a dependency is missing")
 	}
 	d.PublicURL = strings.TrimRight(d.PublicURL, "/")
@@ -186,7 +193,7 @@ func newServer(d Deps) (*server, error) {
 	setDefault(&d.BodyTimeout, DefaultBodyTimeout)
 	setDefault(&d.HandlerTimeout, DefaultHandlerTimeout)
 	s := &server{
-		Deps: d, auth: auth.New(d.Directory, d.Tokens), metrics: newMetrics(d.Registerer), proven: newProven(),
+		Deps: d, auth: auth.New(d.Directory, d.Tokens), metrics: newMetrics(d.Registerer),
 		memory: newMemory(d.BodyMemory - d.BodyMemory/4), strangersMemory: newMemory(d.BodyMemory / 4),
 		refusalHead: refusalHead(d.PublicURL),
 		cursors:     cursors{d.CursorKey}, pages: pages, origin: origin, secure: public.Scheme == "https", crossOrigin: crossOrigin,

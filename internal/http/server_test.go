@@ -486,6 +486,18 @@ func TestServerLimits(t *testing.T) {
 	if s.WriteTimeout <= DefaultHandlerTimeout {
 		t.Error("an answer that took its full time could not be sent")
 	}
+	// As operators are told.
+	doc := string(must(os.ReadFile("../../docs/operations.md")))
+	for client, patience := range map[string]time.Duration{"connects and says nothing, or drips a header": s.ReadHeaderTimeout,
+		"drips a body": DefaultBodyTimeout, "does not read its answer": s.WriteTimeout, "idles between requests": s.IdleTimeout} {
+		words := fmt.Sprintf("%d s", patience/time.Second)
+		if patience > time.Minute {
+			words = fmt.Sprintf("%d min", patience/time.Minute)
+		}
+		if !strings.Contains(doc, "| "+client+" | "+words) {
+			t.Errorf("a client that %s is cut after %s, which docs/operations.md does not say", client, words)
+		}
+	}
 }
 
 // gate is a TCP proxy in front of the database that can be shut.

@@ -133,6 +133,7 @@ func (s *server) visitor(c *call) auth.Visitor {
 // welcome gives the browser its session and sends it on.
 func (s *server) welcome(c *call, in auth.SignedIn, next string) *reply {
 	a := c.route.area
+	c.proved = true
 	s.setCookie(c, a, sessionCookie, in.Token.Reveal(), 0)
 	if in.Device != "" { // else the one that the browser has goes on
 		s.setCookie(c, a, deviceCookie, in.Device.Reveal(), auth.DeviceLife)

@@ -23,7 +23,7 @@ type limitBody struct {
 	Default     *ratelimit.Rule `json:"default"` // of the installation
 	Override    *ratelimit.Rule `json:"override"`
 	Effective   *ratelimit.Rule `json:"effective"` // as this node enforces it
-	Mode        string          `json:"mode"`      // enforce; count: what is over the limit is counted and goes on; off: no limit
+	Mode        string          `json:"mode"`      // enforce; count: what is over the limit is counted and goes on; channel: each has its own; off: no limit
 }
 
 func (s *server) limitJSON(t *tenants.TenantEntry, b ratelimit.Bucket) limitBody {
@@ -31,6 +31,8 @@ func (s *server) limitJSON(t *tenants.TenantEntry, b ratelimit.Bucket) limitBody
 	effective := s.Limiter.Policy(b, overrides, nil)
 	mode := "enforce"
 	switch {
+	case b == ratelimit.ChannelOutbound && s.Limiter.Enabled():
+		mode = "channel"
 	case effective == nil || !s.Limiter.Enabled() && !b.Info().Guard:
 		mode = "off"
 	case effective.CountOnly():

@@ -49,7 +49,7 @@ type Config struct {
 	Network Network
 	// Name and Version are this node's, for people.
 	Name, Version string
-	// Connections tells of the connections to this node; nil: they are not limited.
+	// Connections tells of the connections to this node; nil: they are not counted.
 	Connections func() Connections
 	// Logger receives the causes, of which operators are told no more than they can use; nil: slog.Default.
 	Logger *slog.Logger

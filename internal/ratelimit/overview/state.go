@@ -238,7 +238,7 @@ type Picture struct {
 	Enabled     bool
 	Buckets     []BucketPicture // every bucket, in the order of the documentation
 	Recent      []Refusal       // the last first
-	Connections *Connections    // the sum of the nodes; nil: not limited
+	Connections *Connections    // the sum of the nodes; nil: not counted
 	Nodes       []From[State]
 	// Elsewhere is how many nodes are in none of this: see [Overview.Elsewhere].
 	Elsewhere int
