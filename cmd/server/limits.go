@@ -15,9 +15,10 @@ type limitsCmd struct {
 	Unset limitsUnsetCmd `cmd:"" help:"Give a tenant the default limit of a bucket again."`
 	Try   limitsTryCmd   `cmd:"" help:"Try a limit against what a tenant asked for in the last hour."`
 
-	Top        limitsTopCmd   `cmd:"" help:"Show who is refused most."`
-	Show       limitsShowCmd  `cmd:"" help:"Look up how much of its limit somebody uses, on every node."`
-	ClearUsage limitsClearCmd `cmd:"" help:"Reset somebody's counter on every node."`
+	Top        limitsTopCmd    `cmd:"" help:"Show who is refused most."`
+	Show       limitsShowCmd   `cmd:"" help:"Look up how much of its limit somebody uses, on every node."`
+	Demand     limitsDemandCmd `cmd:"" help:"Show who asked for how much in the last hour, admitted or not."`
+	ClearUsage limitsClearCmd  `cmd:"" help:"Reset somebody's counter on every node."`
 }
 
 var limitColumns = []column{{"BUCKET", "bucket"}, {"IN FORCE", "effective.rate"}, {"OWN", "override.rate"}, {"DEFAULT", "default.rate"},

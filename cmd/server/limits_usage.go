@@ -4,10 +4,13 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+	"text/tabwriter"
+	"time"
 )
 
 // ask asks for one object by a query.
@@ -285,4 +288,103 @@ func (c limitsTryCmd) Run(e *env) error {
 		}
 	}
 	return nil
+}
+
+type limitsDemandCmd struct {
+	managementFlags
+	Bucket  string   `arg:"" help:"The bucket, see limits get."`
+	Subject []string `arg:"" optional:"" help:"Whom it counts, as limits show takes it: then with the demand of each minute."`
+	Tenant  string   `help:"Only whom this tenant's limits apply to, by its id or name." placeholder:"TENANT"`
+}
+
+// Help shows examples, and how to go on.
+func (limitsDemandCmd) Help() string {
+	return `Of all nodes together: the 32 busiest of each, or of one subject what every node knows of it, minute by minute (with --json second by second). A dash is a minute
+before it was among the 256 busiest, or asked for anything.
+
+    server limits demand activity_create
+    server limits demand activity_create acme
+    server limits demand api_read --tenant acme
+    server limits try acme activity_create 50/1s`
+}
+
+func (c limitsDemandCmd) Run(e *env) error {
+	h, err := c.connect(e)
+	if err != nil {
+		return err
+	}
+	tenant := ""
+	if c.Tenant != "" {
+		if tenant, err = h.tenantID(c.Tenant); err != nil {
+			return err
+		}
+	}
+	o, err := h.ask(http.MethodGet, "/rate_limits/demand", filter(map[string]string{"bucket": c.Bucket, "subject": strings.Join(c.Subject, " "), "tenant_id": tenant}))
+	if err != nil {
+		return err
+	}
+	switch err := c.show(h, o); {
+	case err != nil:
+		return err
+	case failed(objects(o["nodes"])):
+		return partly{cell(o, "detail")}
+	case o["detail"] != nil:
+		fmt.Fprintln(e.stderr, cell(o, "detail"))
+	}
+	return nil
+}
+
+func (limitsDemandCmd) show(h *hubClient, o members) error {
+	if h.json {
+		return h.showJSON(o)
+	}
+	none := "Nothing is known of a demand in %s in the last hour."
+	if o["complete"] != true {
+		none = "As far as the nodes tell, nothing is known of a demand in %s in the last hour."
+	}
+	list := objects(o["subjects"])
+	if err := h.showList(list, false, fmt.Sprintf(none, cell(o, "bucket")), column{"DEMAND", "total"}, column{"WHOM", "subject"}, column{"TENANT", "tenant"},
+		column{"SINCE", "since"}, column{"PEAK/S", "peak_per_second"}, column{"PEAK AT", "peak_at"}, column{"NOW/S", "last_minute_per_second"}, column{"SAMPLED 1 IN", "sampled"}); err != nil {
+		return err
+	}
+	if len(list) == 0 || list[0]["series"] == nil {
+		return nil
+	}
+	return showMinutes(h.e.stdout, list[0])
+}
+
+// showMinutes prints the demand of one subject by minutes, ten in a row: a dash for one of which nothing is known.
+func showMinutes(to io.Writer, subject members) error {
+	start, err := time.Parse(time.RFC3339, cell(subject, "series.start"))
+	if err != nil {
+		return fmt.Errorf("the hub's answer: %w", err)
+	}
+	series, _ := subject["series"].(members)
+	seconds, _ := series["per_second"].([]any)
+	w := tabwriter.NewWriter(to, 0, 4, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(w, "\nUTC\t")
+	for column := range 10 {
+		fmt.Fprintf(w, "+%d\t", column)
+	}
+	at := start.UTC()
+	fmt.Fprintf(w, "\n%s\t%s", at.Truncate(10*time.Minute).Format("15:04"), strings.Repeat("\t", at.Minute()%10))
+	for i := 0; i < len(seconds); i, at = i+60, at.Add(time.Minute) {
+		if i > 0 && at.Minute()%10 == 0 {
+			fmt.Fprintf(w, "\n%s\t", at.Format("15:04"))
+		}
+		sum, known := int64(0), false
+		for _, second := range seconds[i:min(i+60, len(seconds))] {
+			if n, ok := second.(json.Number); ok {
+				n, _ := n.Int64() // what is no number counts as nothing
+				sum, known = sum+n, true
+			}
+		}
+		if known {
+			fmt.Fprintf(w, "%d\t", sum)
+		} else {
+			fmt.Fprint(w, "–\t")
+		}
+	}
+	fmt.Fprintln(w)
+	return w.Flush()
 }

@@ -148,6 +148,15 @@ func TestLimitsOfSomeNodes(t *testing.T) {
 			nil, nil, "the counter of t in upload is not reset everywhere. Reset is what was counted on a. Not on b: it is dead."},
 		"try": {[]string{"try", "01939d2c-0000-7000-8000-0000000000e0", "upload", "5/1s"}, `[{"bucket":"upload","demand":9,"missing":[` + gone + `]}]`,
 			[]string{"upload  –      9"}, nil, "the demand is not that of all nodes: the node b is dead or hangs (silent since 03:00:00 UTC)"},
+		"demand": {[]string{"demand", "upload"}, `{"bucket":"upload","subjects":[{"subject":"t","tenant":"Acme","total":9,"since":"2026-07-01T02:31:00Z","peak_per_second":4,"peak_at":"2026-07-01T02:44:01Z","last_minute_per_second":0.15,"sampled":1,"series":null}],
+			"complete":false,"detail":"The node b is dead.","nodes":[{"error":null},` + gone + `]}`,
+			[]string{"DEMAND  WHOM  TENANT  SINCE", "9       t     Acme    2026-07-01T02:31:00Z  4       2026-07-01T02:44:01Z  0.15   1\n"}, nil, "The node b is dead."},
+		"demand of one": {[]string{"demand", "upload", "t"}, `{"bucket":"upload","subjects":[{"subject":"t","total":67,"series":{"start":"2026-07-01T02:57:00Z","per_second":[null` + strings.Repeat(",null", 59) +
+			`,2` + strings.Repeat(",0", 59) + strings.Repeat(",null", 30) + strings.Repeat(",1", 30) + strings.Repeat(",7", 5) + `]}}],"complete":true,"detail":null,"nodes":[]}`,
+			[]string{"    UTC  +0  +1  +2  +3  +4  +5  +6  +7  +8  +9\n  02:50                               –   2  30\n  03:00  35"}, nil, ""},
+		"demand that is not known": {[]string{"demand", "upload"}, `{"bucket":"upload","subjects":[],"complete":false,"detail":"The node b is dead.","nodes":[` + gone + `]}`,
+			[]string{"As far as the nodes tell, nothing is known of a demand in upload in the last hour.\n"}, nil, "The node b is dead."},
+		"demand elsewhere": {[]string{"demand", "upload", "--json"}, `{"bucket":"upload","subjects":[],"complete":false,"detail":"One more node.","nodes":[{"error":null}]}`, []string{`"subjects": []`}, []string{"One more node.\n"}, ""},
 		"nodes elsewhere": {[]string{"show", "upload", "t"}, `{` + budget + `,"used":3,"remaining":7,"complete":false,"detail":"One more node.","nodes":[{"name":"a","error":null,"used":3}]}`,
 			[]string{"As far as the nodes tell, t (Acme) uses 3"}, []string{"One more node.\n"}, ""},
 		"all of them": {[]string{"show", "upload", "t"}, `{` + budget + `,"used":3,"remaining":7,"complete":true,"detail":null,"nodes":[{"name":"a","error":null,"used":3}]}`,
@@ -712,6 +721,18 @@ func TestManageByShell(t *testing.T) {
 	if tried := says("activity_create", "limits", "try", "Acme", "activity_create", "1/24h"); !strings.Contains(tried, " 6 ") {
 		t.Errorf("tried:\n%s", tried)
 	}
+	if asked := says("DEMAND  WHOM", "limits", "demand", "activity_create"); !strings.Contains(asked, "\n6  ") || !strings.Contains(asked, "Acme") || strings.Contains(asked, "UTC") {
+		t.Errorf("demand:\n%s", asked)
+	}
+	if asked := says("+0  +1", "limits", "demand", "activity_create", "acme", "--tenant", "Acme"); !strings.Contains(asked, "\n6  ") {
+		t.Errorf("demand of one:\n%s", asked)
+	}
+	if d := fromJSON(says("", "limits", "demand", "activity_create", "Acme", "--json")); d["complete"] != true || len(d["subjects"].([]any)) != 1 {
+		t.Errorf("demand in JSON: %v", d)
+	}
+	says("Nothing is known of a demand in second_factor", "limits", "demand", "second_factor")
+	fails("Invalid bucket", "limits", "demand", "coffee")
+	fails("There is no tenant", "limits", "demand", "activity_create", "Nobody")
 	says("is reset on 1 node", "limits", "clear-usage", "activity_create", "Acme")
 	says("has 2 left", "limits", "show", "activity_create", "Acme")
 	says("admin jane@example.com uses 0 of 5/1m in login_account, and has 5 left", "limits", "show", "login_account", "admin", "Jane@example.com")

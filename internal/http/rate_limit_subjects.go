@@ -76,9 +76,9 @@ var subjectForms = map[ratelimit.Subject]string{
 // findBudget finds the budget of a subject that an operator named, by what the bucket counts. Whatever the overview shows as a
 // subject is understood. Errors are problems: 400 for what is no such subject, 404 for one that there is not.
 func (s *server) findBudget(ctx context.Context, bucket, text string) (overview.Budget, error) {
-	b, ok := ratelimit.ParseBucket(bucket)
-	if !ok {
-		return overview.Budget{}, newProblem(codeInvalidParameter, "Invalid bucket: it must be one of %s.", bucketNames())
+	b, err := bucketNamed(bucket)
+	if err != nil {
+		return overview.Budget{}, err
 	}
 	text = strings.TrimSpace(text)
 	if text == "" {
@@ -168,6 +168,15 @@ func cutLast(text string) (before, after string, ok bool) {
 		return "", text, false
 	}
 	return strings.TrimSpace(text[:i]), text[i+1:], true
+}
+
+// bucketNamed is a bucket by its name in a query.
+func bucketNamed(text string) (ratelimit.Bucket, error) {
+	b, ok := ratelimit.ParseBucket(text)
+	if !ok {
+		return 0, newProblem(codeInvalidParameter, "Invalid bucket: it must be one of %s.", bucketNames())
+	}
+	return b, nil
 }
 
 func bucketNames() string {

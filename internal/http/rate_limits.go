@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"strings"
 	"time"
@@ -21,6 +22,7 @@ func (s *server) registerRateLimitRoutes() {
 	s.operatorRoute(http.MethodGet, "/rate_limits", bodyNone, s.getRateLimits)
 	s.operatorRoute(http.MethodGet, "/rate_limits/usage", bodyNone, s.getUsage)
 	s.operatorRoute(http.MethodDelete, "/rate_limits/usage", bodyNone, s.clearUsage)
+	s.operatorRoute(http.MethodGet, "/rate_limits/demand", bodyNone, s.getDemand)
 	// A POST for its body's sake: it changes nothing.
 	s.register(route{method: http.MethodPost, pattern: managementPrefix + "/tenants/{tenant_id}/limits/preview", auth: credentialOperator,
 		scope: tenants.ScopeRead, bucket: ratelimit.Management, body: bodyJSON, handle: s.previewLimits})
@@ -433,6 +435,136 @@ func (s *server) clearUsage(c *call) (*reply, error) {
 	return dataReply(http.StatusOK, out)
 }
 
+// demandBody is what the busiest subjects of a bucket asked for in the last hour, on all nodes.
+type demandBody struct {
+	At        time.Time           `json:"at"`
+	Bucket    string              `json:"bucket"`
+	TenantID  *uuid.UUID          `json:"tenant_id"` // whose subjects these are; null: of all
+	Subject   *string             `json:"subject"`   // that the query names, in its canonical form
+	Subjects  []subjectDemandBody `json:"subjects"`
+	Complete  bool                `json:"complete"` // every node has told
+	Detail    *string             `json:"detail"`   // what is missing, for people
+	Nodes     []clearedNode       `json:"nodes"`
+	Elsewhere int                 `json:"nodes_elsewhere"`
+}
+
+type subjectDemandBody struct {
+	Subject       string            `json:"subject"`
+	TenantID      *uuid.UUID        `json:"tenant_id"`
+	Tenant        *string           `json:"tenant"`
+	Since         time.Time         `json:"since"`
+	Sampled       uint64            `json:"sampled"`
+	Total         uint64            `json:"total"`
+	PeakPerSecond uint32            `json:"peak_per_second"`
+	PeakAt        time.Time         `json:"peak_at"`
+	LastMinute    float64           `json:"last_minute_per_second"`
+	Series        *demandSeriesBody `json:"series"` // null: the query names no subject
+}
+
+// demandSeriesBody is a demand by seconds. The last one is the running one; null is one of which nothing is known.
+type demandSeriesBody struct {
+	Start     time.Time `json:"start"`
+	PerSecond []*uint32 `json:"per_second"`
+}
+
+func (s *server) subjectDemandJSON(d ratelimit.Demand, now int64, withSeries bool) subjectDemandBody {
+	var unlimited *ratelimit.Policy
+	sum := unlimited.Replay(d.Start, d.Units)
+	out := subjectDemandBody{Subject: d.Name.Text, Since: second(d.Since), Sampled: d.Sampled, Total: sum.Demand, PeakPerSecond: sum.Peak, PeakAt: second(sum.PeakAt)}
+	if id := uuid.UUID(d.Name.Tenant); id != uuid.Nil {
+		out.TenantID, out.Tenant = &id, optional(s.tenantName(id))
+	}
+	// Up to the running second, which a node with a clock slightly ahead may have begun before this one.
+	passed := d.Units[:min(max(now-d.Start+1, 0), int64(len(d.Units)))]
+	minute := uint64(0)
+	for _, n := range passed[max(len(passed)-60, 0):] {
+		minute += uint64(n)
+	}
+	out.LastMinute = math.Round(float64(minute)/60*100) / 100
+	if withSeries {
+		out.Series = &demandSeriesBody{second(d.Start), make([]*uint32, len(passed))}
+		for i := max(d.Since-d.Start, 0); i < int64(len(passed)); i++ {
+			out.Series.PerSecond[i] = &passed[i]
+		}
+	}
+	return out
+}
+
+// second is a moment in Unix seconds, as answers have it.
+func second(unix int64) time.Time { return time.Unix(unix, 0).UTC() }
+
+// missingDemand says whose demand is not known, "" if that of all nodes is.
+func missingDemand(all []overview.From[struct{}], elsewhere int) string {
+	var out []string
+	for _, f := range all {
+		if f.Err != nil {
+			out = append(out, fmt.Sprintf("The node %s %v.", nodeName(f.ID, f.Name), f.Err))
+		}
+	}
+	if n := len(out); n > 0 {
+		out = append(out, "What "+theyHave(n)+" been asked is not in these numbers.")
+	}
+	if elsewhere > 0 {
+		words, have := elsewhereWords(elsewhere)
+		out = append(out, words, "What "+have+" been asked is not in these numbers.")
+	}
+	return strings.Join(out, " ")
+}
+
+// askedDemand is what the query asks the demand of: a budget with a key, or all of a tenant or of a bucket.
+func (s *server) askedDemand(c *call) (overview.Budget, error) {
+	q, err := c.query()
+	if err != nil {
+		return overview.Budget{}, err
+	}
+	b, err := bucketNamed(q.Get("bucket"))
+	if err != nil {
+		return overview.Budget{}, err
+	}
+	of := overview.Budget{Bucket: b}
+	tenant, err := queryID(q, "tenant_id")
+	if err != nil {
+		return of, err
+	}
+	if tenant != nil {
+		if _, err := s.knownTenant(tenant.String()); err != nil {
+			return of, err
+		}
+		of.Name.Tenant = *tenant
+	}
+	if q.Get("subject") == "" {
+		return of, nil
+	}
+	of, err = s.findBudget(c.ctx(), b.String(), q.Get("subject"))
+	if err == nil && tenant != nil && *tenant != of.Name.Tenant {
+		err = newProblem(codeNotFound, "The limits of tenant %s do not apply to %s.", tenant, truncate(of.Name.Text, 100))
+	}
+	return of, err
+}
+
+func (s *server) getDemand(c *call) (*reply, error) {
+	of, err := s.askedDemand(c)
+	if err != nil {
+		return nil, err
+	}
+	demand, nodes := s.Overview.Demand(c.ctx(), of)
+	elsewhere := s.Overview.Elsewhere(len(nodes))
+	detail := missingDemand(nodes, elsewhere)
+	now := s.Limiter.Now().Time().UTC()
+	out := demandBody{At: now, Bucket: of.Bucket.String(), Subject: optional(of.Name.Text), Subjects: []subjectDemandBody{},
+		Complete: detail == "", Detail: optional(detail), Nodes: []clearedNode{}, Elsewhere: elsewhere}
+	if id := uuid.UUID(of.Name.Tenant); id != uuid.Nil {
+		out.TenantID = &id
+	}
+	for _, d := range demand {
+		out.Subjects = append(out.Subjects, s.subjectDemandJSON(d, now.Unix(), of.Key.Valid()))
+	}
+	for _, f := range nodes {
+		out.Nodes = append(out.Nodes, clearedNode{optional(f.ID), f.Name, errorText(f.Err)})
+	}
+	return dataReply(http.StatusOK, out)
+}
+
 // forecastBody is what the last hour's demand would have met under a limit.
 type forecastBody struct {
 	Bucket        string                `json:"bucket"`
@@ -470,13 +602,12 @@ func (s *server) forecast(c *call, tenant tenants.ID, b ratelimit.Bucket, r rate
 	if err != nil {
 		return out, err
 	}
-	demand, nodes := s.Overview.Demand(c.ctx(), b, tenant)
+	demand, nodes := s.Overview.Demand(c.ctx(), overview.Budget{Bucket: b, Name: ratelimit.Name{Tenant: tenant}})
 	for _, f := range nodes {
 		if f.Err != nil {
 			out.Missing = append(out.Missing, clearedNode{optional(f.ID), f.Name, errorText(f.Err)})
 		}
 	}
-	second := func(unix int64) time.Time { return time.Unix(unix, 0).UTC() }
 	for _, d := range demand {
 		f := p.Replay(d.Start, d.Units)
 		out.Subjects = append(out.Subjects, subjectForecastBody{d.Name.Text, second(d.Since), f.Demand, f.Admitted, f.Refused, f.Peak, second(f.PeakAt), f.Windows, f.Exceeded})

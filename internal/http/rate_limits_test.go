@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"html"
+	"math"
 	"net/url"
 	"strconv"
 	"strings"
@@ -316,6 +317,135 @@ func TestPreviewOfLimits(t *testing.T) {
 	f.call(t, "POST", managementPrefix+"/tenants/"+uuid.NewString()+"/limits/preview", `{"upload":{"limit":1,"scale_ms":1000}}`, f.ops()).is(t, 404, codeNotFound)
 }
 
+// besides is a node's place in a cluster of two.
+type besides struct{ other *overview.Overview }
+
+func (besides) ID() cluster.ID { return 1 }
+func (besides) View() *cluster.View {
+	return &cluster.View{Alive: 2, Visible: 2, Peers: []cluster.Peer{{ID: 2, Name: "b", Version: "test", Standing: cluster.Visible, Connected: true}}}
+}
+func (n besides) Call(ctx context.Context, _ cluster.ID, _ cluster.Topic, request []byte) ([]byte, error) {
+	return n.other.Handler().Answer(ctx, 1, request)
+}
+
+// TestDemandOfABucket: who asks how much, on two nodes together, and of one subject when.
+func TestDemandOfABucket(t *testing.T) {
+	t.Parallel()
+	var second *ratelimit.Limiter
+	f := newFront(t, func(d *Deps) {
+		second = must(ratelimit.New(ratelimit.Config{Store: must(local.New(local.Config{})), Clock: ratelimit.ClockFrom(d.Limiter.Now)}))
+		b := overview.New(overview.Config{Limiter: second, Policy: NewPolicyOf(second, d.Directory), Name: "b", Version: "test"})
+		d.Overview = overview.New(overview.Config{Limiter: d.Limiter, Policy: NewPolicyOf(d.Limiter, d.Directory), Name: "a", Version: "test", Network: besides{b}})
+	})
+	other := must(f.Tenants.Create(t.Context(), testActor, tenants.NewTenant{Name: "Other"}))
+	f.flood(t) // five requests, whatever came of them
+	f.refresh(t)
+	ask := func(times int, name ratelimit.Name, key ratelimit.Key) {
+		for range times {
+			if d := second.Check(t.Context(), second.Now(), ratelimit.Item{Key: key, Policy: second.Policy(ratelimit.ActivityCreate, nil, nil)}); d.Unnamed {
+				second.Name(ratelimit.ActivityCreate, key, name)
+			}
+		}
+	}
+	tenant, gone := f.tenant.ID, uuid.New()
+	ask(7, ratelimit.Name{Tenant: tenant, Text: tenant.String()}, f.Hasher.Tenant(ratelimit.ActivityCreate, tenant))
+	ask(3, ratelimit.Name{Tenant: gone, Text: gone.String()}, f.Hasher.Tenant(ratelimit.ActivityCreate, gone)) // of a tenant that is no more
+	path := func(query ...string) string {
+		q := url.Values{}
+		for i := 0; i < len(query); i += 2 {
+			q.Set(query[i], query[i+1])
+		}
+		return managementPrefix + "/rate_limits/demand?" + q.Encode()
+	}
+	get := func(query ...string) (answer, []any) {
+		t.Helper()
+		a := well(t, f.call(t, "GET", path(append([]string{"bucket", "activity_create"}, query...)...), "", f.ops()))
+		if nodes := a.get(t, "data", "nodes").([]any); a.get(t, "data", "complete") != true || a.get(t, "data", "detail") != nil || len(nodes) != 2 || member(nodes[1], "name") != "b" {
+			t.Errorf("%v: nodes of %s", query, a)
+		}
+		return a, a.get(t, "data", "subjects").([]any)
+	}
+
+	a, all := get()
+	if len(all) != 2 || a.get(t, "data", "subject") != nil || a.get(t, "data", "tenant_id") != nil {
+		t.Fatalf("%s", a)
+	}
+	busiest := all[0]
+	if member(busiest, "subject") != tenant.String() || member(busiest, "tenant") != "Acme" || member(busiest, "tenant_id") != tenant.String() || member(busiest, "total") != 12.0 ||
+		member(busiest, "sampled") != 1.0 || member(busiest, "series") != nil {
+		t.Errorf("the busiest: %v", busiest)
+	}
+	if member(all[1], "subject") != gone.String() || member(all[1], "tenant") != nil || member(all[1], "total") != 3.0 {
+		t.Errorf("the next: %v", all[1])
+	}
+	if _, own := get("tenant_id", tenant.String()); len(own) != 1 || member(own[0], "subject") != tenant.String() || member(own[0], "series") != nil {
+		t.Errorf("of the tenant: %v", own)
+	}
+	if a, none := get("tenant_id", other.ID.String()); len(none) != 0 || a.get(t, "data", "tenant_id") != other.ID.String() {
+		t.Errorf("of a tenant that asked for nothing: %s", a)
+	}
+	if a, none := get("subject", other.ID.String()); len(none) != 0 || a.get(t, "data", "subject") != other.ID.String() {
+		t.Errorf("of a subject that asked for nothing: %s", a)
+	}
+
+	a, one := get("subject", " acme ", "tenant_id", tenant.String())
+	if len(one) != 1 || a.get(t, "data", "subject") != tenant.String() || member(one[0], "total") != 12.0 {
+		t.Fatalf("%s", a)
+	}
+	when := func(v any) time.Time {
+		t.Helper()
+		return must(time.Parse(time.RFC3339, v.(string)))
+	}
+	start, since, peak := when(member(one[0], "series", "start")), when(member(one[0], "since")), when(member(one[0], "peak_at"))
+	seconds := member(one[0], "series", "per_second").([]any)
+	if end := start.Add(time.Duration(len(seconds)) * time.Second); len(seconds) <= ratelimit.DemandSeconds-60 || len(seconds) > ratelimit.DemandSeconds || end.Before(since) ||
+		when(a.get(t, "data", "at")).Truncate(time.Second).Add(time.Second) != end {
+		t.Errorf("%d seconds from %s, %s", len(seconds), start, a.get(t, "data", "at"))
+	}
+	sum, lastMinute := 0.0, 0.0
+	for i, n := range seconds {
+		at := start.Add(time.Duration(i) * time.Second)
+		if (n == nil) != at.Before(since) {
+			t.Errorf("at %s, before or after %s: %v", at, since, n)
+		}
+		n, _ := n.(float64)
+		if sum += n; n > member(one[0], "peak_per_second").(float64) || at.Equal(peak) && n != member(one[0], "peak_per_second") {
+			t.Errorf("at %s %v, and the peak %v at %s", at, n, member(one[0], "peak_per_second"), peak)
+		}
+	}
+	for _, n := range seconds[len(seconds)-60:] {
+		n, _ := n.(float64)
+		lastMinute += n
+	}
+	if got := member(one[0], "last_minute_per_second").(float64); sum != 12 || math.Abs(got-lastMinute/60) > 0.005 {
+		t.Errorf("the seconds have %v in all and %v in the last minute, told as %v a second", sum, lastMinute, got)
+	}
+
+	// A bucket that no tenant's limit may name: it counts these very questions.
+	token := well(t, f.call(t, "GET", path("bucket", "management"), "", f.ops()))
+	if list := token.get(t, "data", "subjects").([]any); len(list) != 1 || member(list[0], "total").(float64) < 6 || member(list[0], "tenant_id") != nil {
+		t.Errorf("%s", token)
+	}
+
+	for _, tt := range []struct {
+		status int
+		code   code
+		query  []string
+	}{
+		{400, codeInvalidParameter, nil},
+		{400, codeInvalidParameter, []string{"bucket", "coffee"}},
+		{400, codeInvalidParameter, []string{"bucket", "upload", "tenant_id", "Acme"}},
+		{400, codeInvalidParameter, []string{"bucket", "unknown_caller", "subject", "localhost"}},
+		{404, codeNotFound, []string{"bucket", "upload", "tenant_id", gone.String()}},
+		{404, codeNotFound, []string{"bucket", "upload", "subject", "Nobody"}},
+		{404, codeNotFound, []string{"bucket", "upload", "subject", "Acme", "tenant_id", other.ID.String()}},
+		{404, codeNotFound, []string{"bucket", "unknown_caller", "subject", "192.0.2.1", "tenant_id", tenant.String()}},
+	} {
+		f.call(t, "GET", path(tt.query...), "", f.ops()).is(t, tt.status, tt.code)
+	}
+	f.call(t, "GET", path("bucket", "upload"), "").is(t, 401, "")
+}
+
 // TestReadingLimitsCostsNoQuery: an operator can look while the database does not answer.
 func TestReadingLimitsCostsNoQuery(t *testing.T) {
 	t.Parallel()
@@ -324,6 +454,7 @@ func TestReadingLimitsCostsNoQuery(t *testing.T) {
 	before := f.queries.Count()
 	well(t, f.call(t, "GET", managementPrefix+"/rate_limits", "", f.ops()))
 	well(t, f.call(t, "GET", managementPrefix+"/rate_limits/usage?bucket=upload&subject=Acme", "", f.ops()))
+	well(t, f.call(t, "GET", managementPrefix+"/rate_limits/demand?bucket=upload&subject=Acme", "", f.ops()))
 	well(t, f.call(t, "POST", managementPrefix+"/tenants/"+f.tenant.ID.String()+"/limits/preview", `{"upload":{"limit":1,"scale_ms":1000}}`, f.ops()))
 	if n := f.queries.Count() - before; n != 0 {
 		t.Errorf("%d queries", n)
@@ -468,6 +599,21 @@ func TestRateLimitsInTrouble(t *testing.T) {
 				if failed := member(n, "error") != nil; failed != (member(n, "used") == nil) || failed != (member(n, "remaining") == nil) {
 					t.Errorf("node: %v", n)
 				}
+			}
+
+			a = well(t, f.call(t, "GET", managementPrefix+"/rate_limits/demand?bucket=activity_create&subject=Acme", "", f.ops()))
+			clean("the demand", a.String())
+			detail, _ = a.get(t, "data", "detail").(string)
+			begins, ends := "", "" // Redis does not know it in any case
+			switch {
+			case tt.view != nil:
+				begins, ends = "The node b did not answer within 1 s. The node c answered", "What they have been asked is not in these numbers."
+			case tt.store.nodes > 1:
+				begins, ends = alone, "What it has been asked is not in these numbers."
+			}
+			if !strings.HasPrefix(detail, begins) || !strings.HasSuffix(detail, ends) || a.get(t, "data", "complete") != (detail == "") || (detail == "") != (begins == "") ||
+				member(a.get(t, "data", "subjects").([]any)[0], "total") != 5.0 {
+				t.Errorf("demand: %s", a)
 			}
 
 			admin := f.asAdmin(t, auth.RoleAdmin)

@@ -13,14 +13,17 @@ const (
 	DemandSeconds = 3600
 
 	minutesKept = DemandSeconds / 60
+
+	// lately is the minutes by which subjects are compared: as many as two periods of the sketches have.
+	lately = int64(2 * TopPeriod / time.Minute)
 )
 
 // Demand is what one subject asked for, admitted or not.
 type Demand struct {
 	Key  Key
 	Name Name
-	// Since is the first second that was looked at, in Unix seconds. Before it the subject was not
-	// among the busiest.
+	// Since is the first second that is known, in Unix seconds. Before it the subject was not among
+	// the busiest, or asked for nothing.
 	Since int64
 	// Start is the second of Units[0], in Unix seconds; Units has DemandSeconds of them.
 	Start int64
@@ -100,7 +103,7 @@ func (h *hotSubjects) room(busy uint64, second int64) bool {
 	var idle Key
 	least := ^uint64(0)
 	for k, s := range h.byKey {
-		if sum := s.lately(second); sum < least {
+		if sum := s.sum(second/60, lately); sum < least {
 			idle, least = k, sum
 		}
 	}
@@ -111,32 +114,42 @@ func (h *hotSubjects) room(busy uint64, second int64) bool {
 	return true
 }
 
-// lately is the demand of two periods of the sketches: what a newcomer is compared by.
-func (s *series) lately(second int64) (sum uint64) {
-	for i := range int64(2 * TopPeriod / time.Minute) {
-		number := second/60 - i
-		if m := s.minutes[number%minutesKept]; m != nil && m.number == number {
+// at is a minute since 1970, nil for one without demand.
+func (s *series) at(number int64) *minute {
+	if m := s.minutes[number%minutesKept]; m != nil && m.number == number {
+		return m
+	}
+	return nil
+}
+
+// sum is the demand of so many minutes, the last of them given.
+func (s *series) sum(last, minutes int64) (sum uint64) {
+	for number := last - minutes + 1; number <= last; number++ {
+		if m := s.at(number); m != nil {
 			sum += m.sum
 		}
 	}
 	return sum
 }
 
-// units writes out the seconds from start on.
-func (s *series) units(start int64) []uint32 {
-	out := make([]uint32, DemandSeconds)
-	for i := range out {
-		second := start + int64(i)
-		if m := s.minutes[second/60%minutesKept]; m != nil && m.number == second/60 {
-			out[i] = m.seconds[second%60]
+// hour writes out the seconds of the hour that ends with a minute.
+func (s *series) hour(k Key, last int64) Demand {
+	first := last - minutesKept + 1
+	d := Demand{Key: k, Name: s.name, Since: max(s.since, first*60), Start: first * 60, Units: make([]uint32, DemandSeconds), Sampled: max(s.sampled, 1)}
+	for i := range int64(minutesKept) {
+		if m := s.at(first + i); m != nil {
+			copy(d.Units[i*60:], m.seconds[:])
 		}
 	}
-	return out
+	return d
 }
 
-// Demand tells what the busiest subjects of a bucket to which a tenant's limits
-// apply asked for in the last hour on this node, the busiest first, at most so
-// many. It is kept for the buckets that a tenant's limits may name.
+// lastMinute is the running one: it has taken the place of the one an hour ago, so the hour is what the ring holds.
+func lastMinute(now Instant) int64 { return int64(now) / 1e9 / 60 }
+
+// Demand tells what the busiest subjects of a bucket asked for in the last hour on
+// this node, the busiest first, at most so many: those to which a tenant's limits
+// apply, or all if tenant is zero.
 func (l *Limiter) Demand(b Bucket, tenant [16]byte, now Instant, most int) []Demand {
 	if !b.valid() {
 		return nil
@@ -144,25 +157,42 @@ func (l *Limiter) Demand(b Bucket, tenant [16]byte, now Instant, most int) []Dem
 	w := l.watches[b]
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.hot == nil {
-		return nil
+	type busy struct {
+		key Key
+		sum uint64
 	}
-	// The running minute has taken the place of the one an hour ago: the hour is what the ring holds.
-	start := (int64(now)/1e9/60 - minutesKept + 1) * 60
-	var out []Demand
+	var found []busy
 	for k, s := range w.hot.byKey {
-		if s.name.Tenant != tenant {
+		if tenant != ([16]byte{}) && s.name.Tenant != tenant {
 			continue
 		}
-		d := Demand{Key: k, Name: s.name, Since: max(s.since, start), Start: start, Units: s.units(start), Sampled: max(s.sampled, 1)}
-		if d.Total() > 0 {
-			out = append(out, d)
+		if sum := s.sum(lastMinute(now), minutesKept); sum > 0 {
+			found = append(found, busy{k, sum})
 		}
 	}
-	slices.SortFunc(out, func(a, b Demand) int {
-		return cmp.Or(cmp.Compare(b.Total(), a.Total()), cmp.Compare(a.Key.Hi, b.Key.Hi))
+	slices.SortFunc(found, func(a, b busy) int {
+		return cmp.Or(cmp.Compare(b.sum, a.sum), cmp.Compare(a.key.Hi, b.key.Hi))
 	})
-	return out[:min(most, len(out))]
+	var out []Demand
+	for _, f := range found[:min(most, len(found))] {
+		out = append(out, w.hot.byKey[f.key].hour(f.key, lastMinute(now)))
+	}
+	return out
+}
+
+// DemandOf is Demand of one subject, if it is among the busiest.
+func (l *Limiter) DemandOf(b Bucket, k Key, now Instant) (Demand, bool) {
+	if !b.valid() {
+		return Demand{}, false
+	}
+	w := l.watches[b]
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.hot.byKey[k]
+	if s == nil || s.sum(lastMinute(now), minutesKept) == 0 {
+		return Demand{}, false
+	}
+	return s.hour(k, lastMinute(now)), true
 }
 
 // Forecast is what a demand meets under a policy.

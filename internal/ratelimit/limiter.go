@@ -47,7 +47,7 @@ func New(c Config) (*Limiter, error) {
 	}
 	l.started = l.clock.Now()
 	for _, b := range Buckets() {
-		l.watches[b] = newWatch(b)
+		l.watches[b] = newWatch()
 		if p, ok := c.Operator.Policy(b); ok {
 			l.policies[b], l.operated[b] = p, true
 		} else if d := b.Info().Default; d != (Rule{}) {

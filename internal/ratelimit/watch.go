@@ -80,15 +80,11 @@ type watch struct {
 	refused [2]*sketch
 	asked   [2]*sketch // whatever came of it
 	recent  []Refusal
-	hot     *hotSubjects // nil: not kept for this bucket
+	hot     hotSubjects
 }
 
-func newWatch(b Bucket) *watch {
-	w := &watch{refused: [2]*sketch{newSketch(), nil}, asked: [2]*sketch{newSketch(), nil}}
-	if b.Info().TenantOverride {
-		w.hot = &hotSubjects{byKey: map[Key]*series{}}
-	}
-	return w
+func newWatch() *watch {
+	return &watch{refused: [2]*sketch{newSketch(), nil}, asked: [2]*sketch{newSketch(), nil}, hot: hotSubjects{byKey: map[Key]*series{}}}
 }
 
 func tickOf(now Instant) uint32 { return uint32(uint64(now) >> tickShift) }
@@ -132,9 +128,7 @@ func (w *watch) see(m *meter, it *Item, o outcome, n uint64, waitMs uint32, now 
 	}
 	w.turn(now)
 	demand := w.asked[0].add(it.Key, weight)
-	if w.hot != nil {
-		unnamed = w.hot.add(it.Key, demand, w.asked[1].get(it.Key), weight*uint64(it.Spend()), weight, now)
-	}
+	unnamed = w.hot.add(it.Key, demand, w.asked[1].get(it.Key), weight*uint64(it.Spend()), weight, now)
 	if o == allowed {
 		return unnamed
 	}
@@ -185,8 +179,8 @@ func (w *watch) name(k Key, n Name) {
 			w.recent[i].Name = n
 		}
 	}
-	if w.hot != nil && w.hot.byKey[k] != nil {
-		w.hot.byKey[k].name = n
+	if s := w.hot.byKey[k]; s != nil {
+		s.name = n
 	}
 }
 

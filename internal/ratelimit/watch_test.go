@@ -199,8 +199,39 @@ func TestDemandOfTheLastHour(t *testing.T) {
 	if d := got[0].Units[at : at+6]; !slices.Equal(d, []uint32{1, 2, 3, 1, 2, 3}) {
 		t.Errorf("the first seconds: %v", d)
 	}
-	if f.Demand(ratelimit.WebPage, [16]byte{1}, noon, 10) != nil {
-		t.Error("demand is kept of a bucket that no tenant's limit names")
+	now := noon.Add(100 * time.Second)
+	if all := f.Demand(ratelimit.Upload, [16]byte{}, now, 10); len(all) != 2 || all[0].Total() != 199 || all[1].Name != subjectOf(2) || all[1].Total() != 100 {
+		t.Errorf("of all: %d subjects", len(all))
+	}
+	if one := f.Demand(ratelimit.Upload, [16]byte{}, now, 1); len(one) != 1 || one[0].Name != subjectOf(1) {
+		t.Errorf("of the busiest: %d subjects", len(one))
+	}
+	for n, want := range map[byte]uint64{1: 199, 2: 100, 3: 0} {
+		d, ok := f.DemandOf(ratelimit.Upload, f.hasher.Tenant(ratelimit.Upload, [16]byte{n}), now)
+		if ok != (want > 0) || d.Total() != want || ok && d.Name != subjectOf(n) {
+			t.Errorf("of %d: %t, %d", n, ok, d.Total())
+		}
+	}
+	if _, ok := f.DemandOf(ratelimit.Upload, got[0].Key, now.Add(2*time.Hour)); ok {
+		t.Error("a demand is told that is too long ago")
+	}
+}
+
+// TestDemandOfEveryBucket: whoever may set its limit, an operator can size it.
+func TestDemandOfEveryBucket(t *testing.T) {
+	t.Parallel()
+	f := newLimiter(t, "", false)
+	for _, b := range ratelimit.Buckets() {
+		p, err := ratelimit.NewPolicy(b, ratelimit.Rule{Limit: 1, Scale: time.Minute, Algorithm: b.Info().Algorithm})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			f.Check(t.Context(), noon, ratelimit.Item{Key: ratelimit.Key{Hi: 2, Lo: 1}, Policy: p})
+		}
+		if d, ok := f.DemandOf(b, ratelimit.Key{Hi: 2, Lo: 1}, noon); !ok || d.Total() != 3 {
+			t.Errorf("%s: %t, %d", b, ok, d.Total())
+		}
 	}
 }
 

@@ -94,7 +94,8 @@ const (
 	opState  = "state"
 	opUsage  = "usage"
 	opReset  = "reset"
-	opDemand = "demand"
+	opDemand = "demand" // of a tenant
+	opBusy   = "busy"   // of all, or of one key; nodes of an earlier version do not know it
 )
 
 func (q question) budget() (Budget, error) {
@@ -138,7 +139,7 @@ func (o *Overview) answer(ctx context.Context, q question) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if q.Op != opDemand && !b.Key.Valid() {
+	if q.Op != opDemand && q.Op != opBusy && !b.Key.Valid() {
 		return nil, fmt.Errorf("overview: a question of %q without a key", q.Op)
 	}
 	switch q.Op {
@@ -146,7 +147,7 @@ func (o *Overview) answer(ctx context.Context, q question) (any, error) {
 		return o.usage(ctx, b), nil
 	case opReset:
 		return o.reset(ctx, b, q.At), nil
-	case opDemand:
+	case opDemand, opBusy:
 		return o.demand(b), nil
 	}
 	return nil, fmt.Errorf("overview: no question %q", q.Op)
@@ -369,21 +370,31 @@ type demand struct {
 	Sampled uint64 `json:"sampled"`
 }
 
-func (o *Overview) demand(b Budget) demands {
+func (o *Overview) demand(of Budget) demands {
+	var kept []ratelimit.Demand
+	if now := o.Limiter.Now(); !of.Key.Valid() {
+		kept = o.Limiter.Demand(of.Bucket, of.Name.Tenant, now, demandSubjects)
+	} else if d, ok := o.Limiter.DemandOf(of.Bucket, of.Key, now); ok {
+		kept = append(kept, d)
+	}
 	var out demands
-	for _, d := range o.Limiter.Demand(b.Bucket, b.Name.Tenant, o.Limiter.Now(), demandSubjects) {
+	for _, d := range kept {
 		out.Subjects = append(out.Subjects, demand{subjectOf(d.Key, d.Name), d.Since, d.Start, pack(d.Units), d.Sampled})
 	}
 	return out
 }
 
-// Demand is what the busiest subjects of a bucket under a tenant's limits asked of all nodes together in the last hour,
-// the busiest first. The errors are of nodes that are missing in it.
-func (o *Overview) Demand(ctx context.Context, b ratelimit.Bucket, tenant [16]byte) ([]ratelimit.Demand, []From[struct{}]) {
-	at := Budget{Bucket: b, Name: ratelimit.Name{Tenant: tenant}}
+// Demand is what the busiest subjects of a bucket asked of all nodes together in the last hour, the busiest first: the one
+// that has the key, or without a key those under the tenant's limits, or without a tenant all. The errors are of nodes that
+// are missing in it. Of many subjects each node tells its 32 busiest, of the one whose key is given whatever it knows.
+func (o *Overview) Demand(ctx context.Context, of Budget) ([]ratelimit.Demand, []From[struct{}]) {
+	op := opDemand
+	if of.Key.Valid() || of.Name.Tenant == ([16]byte{}) {
+		op = opBusy
+	}
 	nodes := []From[struct{}]{}
 	sums := map[ratelimit.Key]*ratelimit.Demand{}
-	for _, f := range ask(ctx, o, at.question(opDemand), func() (demands, error) { return o.demand(at), nil }) {
+	for _, f := range ask(ctx, o, of.question(op), func() (demands, error) { return o.demand(of), nil }) {
 		for _, d := range f.Answer.Subjects {
 			units, err := unpack(d.Units)
 			if err != nil {
@@ -395,6 +406,8 @@ func (o *Overview) Demand(ctx context.Context, b ratelimit.Bucket, tenant [16]by
 				sums[d.Key] = &ratelimit.Demand{Key: d.Key, Name: d.name(), Since: d.Since, Start: d.Start, Units: units, Sampled: d.Sampled}
 				continue
 			}
+			shown := better(Subject{d.Key, sum.Name.Text, sum.Name.Tenant}, d.subject)
+			sum.Name = ratelimit.Name{Tenant: shown.Tenant, Text: shown.Text}
 			add(sum, ratelimit.Demand{Since: d.Since, Start: d.Start, Units: units, Sampled: d.Sampled})
 		}
 		nodes = append(nodes, From[struct{}]{ID: f.ID, Name: f.Name, Peer: f.Peer, Dead: f.Dead, Err: f.Err})

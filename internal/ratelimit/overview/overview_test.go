@@ -275,7 +275,7 @@ func TestNodesThatDoNotTell(t *testing.T) {
 		if nodes[0].Kept(bucket, reset) {
 			t.Error("a count is kept that is nobody's")
 		}
-		_, demand := nodes[0].Demand(t.Context(), bucket, tenant)
+		_, demand := nodes[0].Demand(t.Context(), ofTenant)
 		check("demand", errs(demand))
 		if log := nodes[0].log.String(); !strings.Contains(log, "broken pipe") || !strings.Contains(log, "peer=0000000000000004") {
 			t.Errorf("the log: %s", log)
@@ -403,21 +403,37 @@ func TestNoNegativeZero(t *testing.T) {
 	}
 }
 
+// ofTenant asks for the demand under the tenant's limits.
+var ofTenant = Budget{Bucket: bucket, Name: ratelimit.Name{Tenant: tenant}}
+
 func TestDemandOfAllNodes(t *testing.T) {
 	t.Parallel()
 	nodes, w := newNodes(t, two, two)
 	nodes[0].spend(t, "a", 30, true)
 	nodes[1].spend(t, "a", 12, true)
 	nodes[1].spend(t, "b", 5, true)
-	demand, from := nodes[0].Demand(t.Context(), bucket, tenant)
+	demand, from := nodes[0].Demand(t.Context(), ofTenant)
 	if len(demand) != 2 || demand[0].Total() != 42 || demand[0].Name.Text != "a" || demand[1].Total() != 5 || len(from) != 2 {
 		t.Errorf("%d subjects: %v", len(demand), demand)
 	}
-	if other, _ := nodes[0].Demand(t.Context(), bucket, [16]byte{8}); len(other) != 0 {
+	if other, _ := nodes[0].Demand(t.Context(), Budget{Bucket: bucket, Name: ratelimit.Name{Tenant: [16]byte{8}}}); len(other) != 0 {
 		t.Error("another tenant's demand is told")
 	}
+	// Of all tenants, and of one key: also of a subject that the node which was asked has never seen, by the name that one of them knows.
+	nodes[0].spend(t, "nobody's", 20, false)
+	nodes[1].spend(t, "nobody's", 1, true)
+	all, _ := nodes[0].Demand(t.Context(), Budget{Bucket: bucket})
+	if len(all) != 3 || all[0].Total() != 42 || all[1].Total() != 21 || all[1].Name != (ratelimit.Name{Tenant: tenant, Text: "nobody's"}) || all[2].Total() != 5 {
+		t.Errorf("of all: %d subjects: %v", len(all), all)
+	}
+	for subject, total := range map[string]uint64{"a": 42, "b": 5, "c": 0} {
+		of := Budget{Bucket: bucket, Key: nodes[0].hasher.Account(bucket, subject)}
+		if one, _ := nodes[0].Demand(t.Context(), of); total == 0 && len(one) != 0 || total > 0 && (len(one) != 1 || one[0].Total() != total || one[0].Name.Text != subject) {
+			t.Errorf("of %s: %v", subject, one)
+		}
+	}
 	w.fails[2] = cluster.ErrUnreachable
-	if demand, from := nodes[0].Demand(t.Context(), bucket, tenant); len(demand) != 1 || from[1].Err == nil {
+	if demand, from := nodes[0].Demand(t.Context(), ofTenant); len(demand) != 1 || from[1].Err == nil {
 		t.Errorf("without the other: %v, %+v", demand, from)
 	}
 }
@@ -482,7 +498,7 @@ func FuzzUnpack(f *testing.F) {
 func TestQuestionsOfStrangers(t *testing.T) {
 	t.Parallel()
 	nodes, _ := newNodes(t, two)
-	for _, q := range []string{"", "{}", `{"op":"state"`, `{"op":"usage","bucket":"nothing"}`, `{"op":"what","bucket":"upload"}`,
+	for _, q := range []string{"", "{}", `{"op":"busy","bucket":"nothing"}`, `{"op":"state"`, `{"op":"usage","bucket":"nothing"}`, `{"op":"what","bucket":"upload"}`,
 		`{"op":"reset","bucket":"upload"}`, `{"op":"usage","bucket":"upload","key":"00000000000000010000000000000000"}`} {
 		if _, err := nodes[0].Handler().Answer(t.Context(), 1, []byte(q)); err == nil {
 			t.Errorf("%q has an answer", q)
