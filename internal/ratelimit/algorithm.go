@@ -130,6 +130,40 @@ func (p *Policy) Used(s State, now Instant) uint32 {
 	return 0
 }
 
+// Usage tells operators of a counter kept under this policy's shape.
+func (p *Policy) Usage(s State, now Instant) Usage {
+	used := p.Used(s, now)
+	return Usage{Policy: p, Used: used, Remaining: p.Quota() - min(p.Quota(), used), WaitMs: p.whole(s, now)}
+}
+
+// whole is the number of milliseconds until nothing of a counter is in use.
+func (p *Policy) whole(s State, now Instant) uint32 {
+	if p.alg == TokenBucket {
+		debt := max(int64(s.Word)-int64(now), 0)
+		return uint32(min((debt+1e6-1)/1e6, 1<<32-1))
+	}
+	index, into := p.Window(now)
+	count, prev, early := uint32(s.Word), s.Prev, uint32(0)
+	switch d := int32(uint32(s.Word>>32) - index); {
+	case d == 1: // this clock is behind: the counter stands as at its start
+		into, early = 0, p.scaleMs-into
+	case d == -1:
+		count, prev = 0, count
+	case d < -1:
+		return 0
+	}
+	rest := p.scaleMs - into
+	switch {
+	case count > 0 && p.alg == SlidingWindow:
+		return early + rest + p.thinned(count, 0)
+	case count > 0:
+		return early + rest
+	case p.alg == SlidingWindow:
+		return early + max(p.thinned(prev, 0), into) - into
+	}
+	return 0
+}
+
 func (p *Policy) slide(prev, into uint32) uint32 {
 	if p.alg != SlidingWindow {
 		return 0

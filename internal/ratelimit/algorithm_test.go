@@ -162,6 +162,33 @@ func TestWaitIsExact(t *testing.T) {
 	})
 }
 
+// What operators are told is exact, too: a moment earlier something is in use, then nothing is.
+func TestUsageTellsWhenAllIsFree(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		r := genRule(t, false)
+		p := mustPolicy(t, r)
+		now := noon.Add(time.Duration(rapid.Int64Range(0, int64(r.Scale)).Draw(t, "into")))
+		s := p.Fresh(now)
+		for range rapid.IntRange(1, 20).Draw(t, "requests") {
+			s, _ = p.Decide(s, rapid.Uint32Range(1, p.Quota()).Draw(t, "cost"), now)
+			now = now.Add(time.Duration(rapid.Int64Range(0, int64(r.Scale)/4).Draw(t, "gap")))
+		}
+		now = now.Add(time.Duration(rapid.Int64Range(-int64(r.Scale)/4, 2*int64(r.Scale)).Draw(t, "look")))
+		u := p.Usage(s, now)
+		if u.Policy != p || u.Used != p.Used(s, now) || u.Remaining != p.Quota()-min(p.Quota(), u.Used) || (u.Used == 0) != (u.WaitMs == 0) {
+			t.Fatalf("%+v: %+v", r, u)
+		}
+		whole := now.Add(time.Duration(u.WaitMs) * time.Millisecond)
+		if used := p.Used(s, whole); used != 0 {
+			t.Fatalf("%+v: %d used after %d ms", r, used, u.WaitMs)
+		}
+		if u.WaitMs > 0 && p.Used(s, whole.Add(-time.Millisecond)) == 0 {
+			t.Fatalf("%+v: all free before %d ms", r, u.WaitMs)
+		}
+	})
+}
+
 // A caller of a token bucket that never runs ahead of the rate is never refused,
 // however unevenly it comes and however the numbers divide.
 func TestWithinTheRateIsNeverRefused(t *testing.T) {

@@ -137,7 +137,7 @@ type Usage struct {
 	Policy    *Policy
 	Used      uint32 // estimate of what is in use now
 	Remaining uint32
-	WaitMs    uint32 // until the whole budget is free again, as in Decision
+	WaitMs    uint32 // milliseconds until nothing is in use, if nobody asks: of a sliding window within the next
 }
 
 // Store holds the counters. Implementations decide and count in one atomic

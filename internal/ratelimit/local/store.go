@@ -579,20 +579,7 @@ func (s *Store) Reserve(_ context.Context, now ratelimit.Instant, it ratelimit.I
 // Peek implements ratelimit.Store; it never fails. What subjects beyond MaxKeys
 // see is the use of the counter that they share.
 func (s *Store) Peek(_ context.Context, now ratelimit.Instant, it ratelimit.Item) (ratelimit.Usage, error) {
-	p := it.Policy
-	state := s.seen(it.Key, p, now)
-	used := p.Used(state, now)
-	u := ratelimit.Usage{Policy: p, Used: used, Remaining: p.Quota() - min(p.Quota(), used)}
-	if used == 0 {
-		return u, nil
-	}
-	if p.Algorithm() == ratelimit.TokenBucket {
-		u.WaitMs = uint32((int64(state.Word) - int64(now) + 1e6 - 1) / 1e6)
-	} else {
-		_, into := p.Window(now)
-		u.WaitMs = p.ScaleMs() - into
-	}
-	return u, nil
+	return it.Policy.Usage(s.seen(it.Key, it.Policy, now), now), nil
 }
 
 // seen is a key's counter with what the other nodes have of it.

@@ -590,22 +590,37 @@ func (s *suite) stepBack(a ratelimit.Algorithm) {
 func (s *suite) peekAndReset(a ratelimit.Algorithm) {
 	p := s.policy(ratelimit.Rule{Limit: 10, Scale: time.Second, Algorithm: a})
 	it, other := s.item(p, 1), s.item(p, 2)
+	now := start.Add(400 * time.Millisecond)
 	for _, i := range []ratelimit.Item{it, other} {
-		if got := s.used(i, start); got != 0 {
+		if got := s.used(i, now); got != 0 {
 			s.Errorf("%d used before the first request", got)
 		}
-		s.want(10, i, 20, start)
+		s.want(10, i, 20, now)
 	}
-	u, err := s.store.Peek(s.Context(), start, it)
-	if err != nil || u.Used != 10 || u.Remaining != 0 || u.WaitMs != 1000 || u.Policy != p {
-		s.Errorf("Peek: %+v, %v", u, err)
+	// A sliding window is whole when less than one of what the next carries over counts.
+	whole := map[ratelimit.Algorithm]uint32{ratelimit.FixedWindow: 600, ratelimit.SlidingWindow: 1500, ratelimit.TokenBucket: 1000}[a]
+	u, err := s.store.Peek(s.Context(), now, it)
+	if err != nil || u.Used != 10 || u.Remaining != 0 || u.WaitMs != whole || u.Policy != p {
+		s.Errorf("Peek: %+v, %v, want a wait of %d ms", u, err, whole)
 	}
-	if err := s.store.Reset(s.Context(), start, it); err != nil {
+	if err := s.store.Reset(s.Context(), now, it); err != nil {
 		s.Fatal(err)
 	}
-	s.want(10, it, 20, start)
-	s.want(0, other, 20, start)
-	if err := s.store.Reset(s.Context(), start, s.item(p, 3)); err != nil {
+	if u, err := s.store.Peek(s.Context(), now, it); err != nil || u.Used != 0 || u.Remaining != 10 || u.WaitMs != 0 {
+		s.Errorf("Peek after a reset: %+v, %v", u, err)
+	}
+	s.want(10, it, 20, now)
+	s.want(0, other, 20, now)
+	for wait := range whole / 100 {
+		at := now.Add(time.Duration(wait) * 100 * time.Millisecond)
+		if u, err := s.store.Peek(s.Context(), at, other); err != nil || u.Used == 0 || u.Remaining == 10 || u.WaitMs != whole-100*wait {
+			s.Errorf("Peek %d ms later: %+v, %v", 100*wait, u, err)
+		}
+	}
+	if u, err := s.store.Peek(s.Context(), now.Add(time.Duration(whole)*time.Millisecond), other); err != nil || u.Used != 0 || u.WaitMs != 0 {
+		s.Errorf("Peek when all is free again: %+v, %v", u, err)
+	}
+	if err := s.store.Reset(s.Context(), now, s.item(p, 3)); err != nil {
 		s.Errorf("Reset of an unknown key: %v", err)
 	}
 }

@@ -24,16 +24,7 @@ func newAlone(t testing.TB, maxKeys, nodes int) alone {
 func (a alone) Peek(_ context.Context, now ratelimit.Instant, it ratelimit.Item) (ratelimit.Usage, error) {
 	e, sh := a.shadow.hold(it, now)
 	defer sh.mu.Unlock()
-	p := it.Policy
-	used := p.Used(e.mine, now)
-	u := ratelimit.Usage{Policy: p, Used: used, Remaining: p.Quota() - min(p.Quota(), used)}
-	if used > 0 && p.Algorithm() == ratelimit.TokenBucket {
-		u.WaitMs = uint32((int64(e.mine.Word) - int64(now) + 1e6 - 1) / 1e6)
-	} else if used > 0 {
-		_, into := p.Window(now)
-		u.WaitMs = p.ScaleMs() - into
-	}
-	return u, nil
+	return it.Policy.Usage(e.mine, now), nil
 }
 
 func (a alone) Reset(_ context.Context, _ ratelimit.Instant, it ratelimit.Item) error {

@@ -534,9 +534,8 @@ func (s *Store) refund(ctx context.Context, at ratelimit.Instant, it ratelimit.I
 // policy's shape. The error is of a Redis that can't be asked.
 func (s *Store) Peek(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) (ratelimit.Usage, error) {
 	p := it.Policy
-	u := ratelimit.Usage{Policy: p, Remaining: p.Quota()}
 	if p.Quota() == 0 && p.Algorithm() == ratelimit.TokenBucket { // it has no unit to count in
-		return u, nil
+		return ratelimit.Usage{Policy: p}, nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.patience)
 	defer cancel()
@@ -557,17 +556,7 @@ func (s *Store) Peek(ctx context.Context, now ratelimit.Instant, it ratelimit.It
 	if !ok {
 		return ratelimit.Usage{}, errMalformed
 	}
-	if u.Used = p.Used(r.state, r.now); u.Used == 0 {
-		return u, nil
-	}
-	u.Remaining -= min(u.Remaining, u.Used)
-	if p.Algorithm() == ratelimit.TokenBucket {
-		u.WaitMs = uint32((int64(r.state.Word) - int64(r.now) + 1e6 - 1) / 1e6)
-	} else {
-		_, into := p.Window(r.now)
-		u.WaitMs = p.ScaleMs() - into
-	}
-	return u, nil
+	return p.Usage(r.state, r.now), nil
 }
 
 // Reset implements ratelimit.Store: at Redis, where the key remembers it as long as a node may know of what was spent
