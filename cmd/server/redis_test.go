@@ -13,10 +13,22 @@ import (
 	"converger/migrations/pgtest"
 )
 
-// Two nodes that know nothing of each other count at one Redis. It is killed under load and comes back empty: nobody meets
-// a 5xx, the limit holds over all of it, and the nodes say what is the matter.
+// Two nodes that know nothing of each other count at one Redis. It is killed under load and comes back empty, or stops to
+// answer for a while: nobody meets a 5xx, the limit holds over all of it, and the nodes say what is the matter.
 func TestLimitsAtRedis(t *testing.T) {
 	t.Parallel()
+	t.Run("killed", func(t *testing.T) {
+		t.Parallel()
+		limitsAtRedis(t, (*redistest.Server).Kill, func(r *redistest.Server) { r.Restart(t) })
+	})
+	t.Run("frozen", func(t *testing.T) {
+		t.Parallel()
+		limitsAtRedis(t, func(r *redistest.Server) { r.Freeze(t) }, func(r *redistest.Server) { r.Thaw(t) })
+	})
+}
+
+func limitsAtRedis(t *testing.T, breaks, mends func(*redistest.Server)) {
+	t.Helper()
 	const limit = 240
 	server := redistest.Start(t, "--requirepass", "canary")
 	url := pgtest.New(t)
@@ -72,7 +84,7 @@ func TestLimitsAtRedis(t *testing.T) {
 		eventually(t, patience, what, func() bool { return c.Load() >= from+n })
 	}
 	more("a third to be admitted", &admitted, limit/3)
-	server.Kill()
+	breaks(server)
 	for _, n := range nodes {
 		eventually(t, patience, "the breaker to open", func() bool { return metric(t, n.base, "converger_rate_limit_redis_breaker_state") == "2" })
 		eventually(t, patience, "readiness to say so", func() bool { return strings.Contains(ready(n), `"degraded":["redis: Redis can't be asked (`) })
@@ -102,7 +114,7 @@ func TestLimitsAtRedis(t *testing.T) {
 	if got := admitted.Load(); got > limit || got < limit/2 { // on a busy machine many calls are in doubt, and count
 		t.Errorf("without Redis %d of a limit of %d were admitted", got, limit)
 	}
-	server.Restart(t)
+	mends(server)
 	for _, n := range nodes {
 		eventually(t, patience, "readiness to come back", func() bool { return !strings.Contains(ready(n), "degraded") })
 		eventually(t, patience, "the breaker to close", func() bool { return metric(t, n.base, "converger_rate_limit_redis_breaker_state") == "0" })
