@@ -318,6 +318,90 @@ func TestReturnBeforeTheOthers(t *testing.T) {
 	}
 }
 
+// The worst that uneven load can do: all of it is at one node until Redis dies, and at the others after it, which have not
+// asked for the subject and so know nothing of its use. Each gives it a whole share, once: less than twice the limit in
+// all. Windows after it, without Redis and with it, keep the limit.
+func TestOutageUnderUnevenLoad(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		nodes         int
+		limit, before int64 // before of limit are admitted by Redis at the first node
+		others        int   // what each other one admits without it
+	}{
+		{2, 100, 70, 50},
+		{3, 99, 99, 33},
+	} {
+		for _, a := range []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow} {
+			t.Run(fmt.Sprintf("%d of %d at one of %d nodes, %v", test.before, test.limit, test.nodes, a), func(t *testing.T) {
+				t.Parallel()
+				server := redistest.Start(t)
+				p, err := ratelimit.NewPolicy(ratelimit.ActivityCreate, ratelimit.Rule{Limit: test.limit, Scale: time.Minute, Algorithm: a})
+				if err != nil {
+					t.Fatal(err)
+				}
+				it := ratelimit.Item{Key: ratelimit.Key{Hi: 7, Lo: 7}, Policy: p}
+				now := begin
+				var nodes []*Store
+				for range test.nodes {
+					s := unhurried(t, server.URL(), func(c *Config) {
+						c.Nodes = func() int { return test.nodes }
+						c.Clock = ratelimit.ClockFrom(func() ratelimit.Instant { return now })
+					})
+					s.test = true
+					nodes = append(nodes, s)
+				}
+				take := func(s *Store, n int64) (admitted int) {
+					for range n {
+						if s.Take(t.Context(), now, it).Allowed {
+							admitted++
+						}
+					}
+					return admitted
+				}
+				all := func() (admitted int) {
+					for _, s := range nodes {
+						admitted += take(s, 3*test.limit)
+					}
+					return admitted
+				}
+				total := take(nodes[0], test.before)
+				server.Kill()
+				for _, s := range nodes {
+					s.breaker.set(open)
+				}
+				if got := take(nodes[0], 3*test.limit); got != max(0, int(test.limit)/test.nodes-int(test.before)) {
+					t.Errorf("the node that had admitted %d of %d admits %d more", test.before, test.limit, got)
+				}
+				for _, s := range nodes[1:] {
+					got := take(s, 3*test.limit)
+					if got != test.others {
+						t.Errorf("a node that knows nothing admits %d, want %d", got, test.others)
+					}
+					total += got
+				}
+				if want := int(test.before) + (test.nodes-1)*test.others; total != want || total >= 2*int(test.limit) {
+					t.Errorf("%d of %d admitted in the window of the failure, want %d", total, test.limit, want)
+				}
+				now = now.Add(time.Minute)
+				if got := all(); got > int(test.limit) || a == ratelimit.FixedWindow && got != int(test.limit) {
+					t.Errorf("%d of %d admitted in the window after it, without Redis", got, test.limit)
+				}
+				server.Restart(t)
+				for _, s := range nodes {
+					s.recover(t.Context())
+				}
+				if got := all(); got != 0 {
+					t.Errorf("%d more admitted in that window when Redis is back", got)
+				}
+				now = now.Add(time.Minute)
+				if got := all(); got > int(test.limit) || a == ratelimit.FixedWindow && got != int(test.limit) {
+					t.Errorf("%d of %d admitted in the window after that, with Redis", got, test.limit)
+				}
+			})
+		}
+	}
+}
+
 // A key that Redis loses in a failure comes back by the next call; one that an operator deletes does not.
 func TestLostKeysComeBack(t *testing.T) {
 	t.Parallel()
