@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"converger/internal/cluster"
+	"converger/internal/ratelimit"
 )
 
 type metrics struct {
@@ -47,15 +48,16 @@ func (s *Store) fell(err error) {
 // outage says once that owners do not answer, and once that they do again, each at
 // most once a second.
 type outage struct {
-	log  *slog.Logger
-	down atomic.Bool
-	last atomic.Int64 // Unix ns of the last failure
-	n    atomic.Int64 // failures of this outage
-	said atomic.Int64 // Unix ns of the last line
+	log   *slog.Logger
+	clock ratelimit.Clock // that no step reaches: that of the store follows the database's
+	down  atomic.Bool
+	last  atomic.Int64 // the clock at the last failure
+	n     atomic.Int64 // failures of this outage
+	said  atomic.Int64 // the clock at the last line
 }
 
 func (o *outage) failed(reason string, err error) {
-	now := time.Now().UnixNano()
+	now := int64(o.clock.Now())
 	o.last.Store(now)
 	o.n.Add(1)
 	if said := o.said.Load(); now-said >= int64(time.Second) && !o.down.Load() && o.said.CompareAndSwap(said, now) {
@@ -74,7 +76,7 @@ func (o *outage) well() {
 
 // look ends an outage after a second without a failure.
 func (o *outage) look() {
-	now := time.Now().UnixNano()
+	now := int64(o.clock.Now())
 	if now-o.last.Load() < int64(time.Second) || !o.down.CompareAndSwap(true, false) {
 		return
 	}

@@ -632,6 +632,27 @@ func TestOwnerTrustsItsClock(t *testing.T) {
 	}
 }
 
+// How long owners have not failed is told by a clock that a step of the wall clock, or of the database's, does not reach.
+func TestOutageEndsByAClockThatNeverSteps(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, 1, Config{})
+	n := m.nodes[0]
+	before := n.outage.clock.Now()
+	if m.now.Add(int64(24 * time.Hour)); n.outage.clock.Now() >= before.Add(24*time.Hour) {
+		t.Error("a clock that steps is what tells how long an outage has been over")
+	}
+	n.outage.clock = m.clock // steady from here on
+	n.fell(errMalformed)
+	m.now.Add(int64(time.Second - 1))
+	if n.outage.well(); !n.outage.down.Load() {
+		t.Error("an outage ends within a second of the last failure")
+	}
+	m.now.Add(1)
+	if n.outage.well(); n.outage.down.Load() {
+		t.Error("an outage goes on a second after the last failure")
+	}
+}
+
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	if _, err := New(Config{Clock: ratelimit.NewClock()}); err == nil {

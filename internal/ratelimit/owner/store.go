@@ -112,7 +112,7 @@ func New(c Config) (*Store, error) {
 	if s.log == nil {
 		s.log = slog.Default()
 	}
-	s.outage.log = s.log
+	s.outage.log, s.outage.clock = s.log, ratelimit.NewClock()
 	if s.patience == 0 {
 		s.patience = DefaultDeadline
 	}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	goredis "github.com/redis/go-redis/v9"
+
+	"converger/internal/ratelimit"
 )
 
 type metrics struct {
@@ -71,13 +73,14 @@ func (s *Store) fell(err error) {
 
 // outage says once that Redis does not answer, and once that it does again.
 type outage struct {
-	log  *slog.Logger
-	down atomic.Bool
-	last atomic.Int64 // Unix ns of the last failure
-	n    atomic.Int64 // decisions taken alone in this outage
+	log   *slog.Logger
+	clock ratelimit.Clock // that no step reaches: that of the store follows the database's in a cluster
+	down  atomic.Bool
+	last  atomic.Int64 // the clock at the last failure
+	n     atomic.Int64 // decisions taken alone in this outage
 
 	mu     sync.Mutex // of what follows; taken when an outage begins, ends or is asked for
-	since  time.Time
+	since  ratelimit.Instant
 	reason string
 }
 
@@ -85,12 +88,13 @@ type outage struct {
 func (o *outage) alone() { o.n.Add(1) }
 
 func (o *outage) failed(reason string, err error, nodes int) {
-	o.last.Store(time.Now().UnixNano())
+	now := o.clock.Now()
+	o.last.Store(int64(now))
 	if !o.down.CompareAndSwap(false, true) {
 		return
 	}
 	o.mu.Lock()
-	o.since, o.reason = time.Now(), reason
+	o.since, o.reason = now, reason
 	o.mu.Unlock()
 	line := "rate limits: Redis can't be asked, deciding with a share of each limit"
 	if reason == reasonCluster {
@@ -101,14 +105,18 @@ func (o *outage) failed(reason string, err error, nodes int) {
 
 // well is called when Redis has answered: an outage is over after a second without a failure.
 func (o *outage) well() {
-	if !o.down.Load() || time.Now().UnixNano()-o.last.Load() < int64(time.Second) || !o.down.CompareAndSwap(true, false) {
+	if !o.down.Load() {
+		return
+	}
+	now := o.clock.Now()
+	if int64(now)-o.last.Load() < int64(time.Second) || !o.down.CompareAndSwap(true, false) {
 		return
 	}
 	o.mu.Lock()
 	since := o.since
 	o.mu.Unlock()
 	o.log.Warn("rate limits: Redis answers again", slog.Bool("outage", false),
-		slog.Int64("decided_alone", o.n.Swap(0)), slog.Duration("after", time.Since(since).Round(time.Millisecond)))
+		slog.Int64("decided_alone", o.n.Swap(0)), slog.Duration("after", time.Duration(now-since).Round(time.Millisecond)))
 }
 
 // why is the reason of the present outage, "" if there is none.

@@ -81,6 +81,28 @@ func TestOutageIsTwoLines(t *testing.T) {
 	}
 }
 
+// How long Redis has not failed is told by a clock that a step of the wall clock, or of the database's, does not reach.
+func TestOutageEndsByAClockThatNeverSteps(t *testing.T) {
+	t.Parallel()
+	now := begin
+	steps := ratelimit.ClockFrom(func() ratelimit.Instant { return now })
+	s := newStore(t, "redis://127.0.0.1:1", func(c *Config) { c.Clock = steps })
+	before := s.outage.clock.Now()
+	if now = now.Add(24 * time.Hour); s.outage.clock.Now() >= before.Add(24*time.Hour) {
+		t.Error("a clock that steps is what tells how long an outage has been over")
+	}
+	s.outage.clock = steps // steady from here on
+	s.fell(errMalformed)
+	now = now.Add(time.Second - 1)
+	if s.outage.well(); !s.outage.down.Load() {
+		t.Error("an outage ends within a second of the last failure")
+	}
+	now++
+	if s.outage.well(); s.outage.down.Load() {
+		t.Error("an outage goes on a second after the last failure")
+	}
+}
+
 func TestBreaker(t *testing.T) {
 	t.Parallel()
 	second := ratelimit.Instant(time.Second)

@@ -99,7 +99,7 @@ func New(c Config) (*Store, error) {
 	if s.nodes == nil {
 		s.nodes = func() int { return int(s.present.Load()) }
 	}
-	s.outage.log = s.log
+	s.outage.log, s.outage.clock = s.log, ratelimit.NewClock()
 	if err := s.register(c.Registerer); err != nil {
 		return nil, fmt.Errorf("ratelimit/redis: register metrics: %w", err)
 	}
