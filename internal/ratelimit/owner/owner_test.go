@@ -632,6 +632,30 @@ func TestOwnerTrustsItsClock(t *testing.T) {
 	}
 }
 
+// Invented addresses, by far more than there is room for, in a cluster whose nodes keep copies for each other.
+func TestInventedSubjects(t *testing.T) { // not parallel: it weighs the heap
+	const nodes = 3
+	// Each node has room for so many, of 64 bytes, beside what waits to be copied.
+	ratelimittest.RunInvented(t, 25_000, 2_500, nodes*(64+32), func(t *testing.T, maxKeys int) ratelimit.Store {
+		return &copying{everywhere: everywhere{m: newMesh(t, nodes, Config{MaxKeys: maxKeys, Deadline: time.Minute})}}
+	})
+}
+
+// copying is a cluster whose nodes send each other copies between checks, as Run does.
+type copying struct {
+	everywhere
+	checks int
+}
+
+func (c *copying) Take(ctx context.Context, now ratelimit.Instant, it ratelimit.Item) ratelimit.Decision {
+	if c.checks++; c.checks%500 == 0 {
+		for _, n := range c.m.nodes {
+			n.copyDirty()
+		}
+	}
+	return c.everywhere.Take(ctx, now, it)
+}
+
 // How long owners have not failed is told by a clock that a step of the wall clock, or of the database's, does not reach.
 func TestOutageEndsByAClockThatNeverSteps(t *testing.T) {
 	t.Parallel()

@@ -101,7 +101,7 @@ func RunInvented(t *testing.T, subjects, maxKeys int, perKey float64, newStore f
 	grown := func(when string) {
 		s.Helper()
 		if got, most := liveHeap()-before, float64(maxKeys)*perKey; got > most {
-			s.Errorf("%s: %.1f MB more are in use, want at most %.1f", when, got/1e6, most/1e6)
+			s.Errorf("%s: %.2f MB more are in use, want at most %.2f", when, got/1e6, most/1e6)
 		}
 	}
 	for m := range moments {

@@ -41,6 +41,11 @@ func TestAloneKeepsTheLaws(t *testing.T) {
 	})
 }
 
+// Invented addresses while Redis is away, by far more than there is room for: about 200 bytes for each that is remembered.
+func TestInventedSubjects(t *testing.T) { // not parallel: it weighs the heap
+	ratelimittest.RunInvented(t, 100_000, 10_000, 250, func(t *testing.T, maxKeys int) ratelimit.Store { return newAlone(t, maxKeys, 1) })
+}
+
 // What a node has used of its share is its own while Redis can't be asked, and nobody's else.
 func TestOwnIsOfTheShare(t *testing.T) {
 	t.Parallel()
