@@ -351,11 +351,24 @@ func (s *SignIn) verify(ctx context.Context, v Visitor, a account, password secr
 // attempt is whom an attempt counts against.
 func (s *SignIn) attempt(v Visitor, a account, known deviceMark) ratelimit.LoginAttempt {
 	attempt := ratelimit.LoginAttempt{IP: v.IP, Account: a.name, Device: known.id,
-		Shown: func() string { return "account:" + s.digest(a.name) }}
+		Shown: func() string { return s.shown("account:"+s.digest("account "+a.name), known) }}
 	if v.Exempt {
 		attempt.IP = netip.Addr{}
 	}
 	return attempt
+}
+
+// OnKnownDevice stands between an account and the digits that tell its known devices apart, where operators are shown what
+// counts against it on one of them.
+const OnKnownDevice = " on known device "
+
+// shown is the text by which operators are shown what an account's attempts count against. What is counted for a device is
+// told from what is for the account at large and for its other devices: each is reset by its own text.
+func (s *SignIn) shown(name string, known deviceMark) string {
+	if known.id == "" {
+		return name
+	}
+	return name + OnKnownDevice + s.digest("device " + known.id)[:8]
 }
 
 // AccountName is the name of the account that somebody would sign in to: by it limits count, and operators see it of those
@@ -438,11 +451,7 @@ func (s *SignIn) newDevice(u User, known deviceMark) secrets.Text {
 // what was typed may have been a password in the wrong field.
 func (s *SignIn) failed(v Visitor, a account, u User, known deviceMark, room *ratelimit.LoginReservation, reason string) {
 	if u.ID != uuid.Nil {
-		shown := a.name
-		if known.id != "" {
-			shown += " on a known device"
-		}
-		s.Throttle.NameAccount(s.attempt(v, a, known), shown)
+		s.Throttle.NameAccount(s.attempt(v, a, known), s.shown(a.name, known))
 	}
 	action, after := "sign_in_failed", map[string]any{"reason": reason, "address": v.address()}
 	if locked := room.Keep(); locked != 0 {
@@ -450,7 +459,7 @@ func (s *SignIn) failed(v Visitor, a account, u User, known deviceMark, room *ra
 	}
 	e := tenants.Entry{Action: action, ResourceType: a.realm.String() + "_user", ResourceID: u.ID.String(), After: after}
 	if u.ID == uuid.Nil {
-		e.ResourceType, e.ResourceID = "account", s.digest(a.name)
+		e.ResourceType, e.ResourceID = "account", s.digest("account "+a.name)
 	}
 	if id, ok := a.realm.Tenant(); ok && id != uuid.Nil {
 		e.TenantID = &id
@@ -458,10 +467,10 @@ func (s *SignIn) failed(v Visitor, a account, u User, known deviceMark, room *ra
 	s.Refusals.Record(tenants.Actor{Type: tenants.ActorSystem, ID: "sign_in", RequestID: v.RequestID}, e)
 }
 
-// digest names an account to operators without repeating what was typed.
-func (s *SignIn) digest(name string) string {
+// digest names an account or a device to operators without repeating what was typed, or what the cookie holds.
+func (s *SignIn) digest(of string) string {
 	h := hmac.New(sha256.New, s.Key)
-	h.Write([]byte("account " + name))
+	h.Write([]byte(of))
 	return hex.EncodeToString(h.Sum(nil)[:8])
 }
 

@@ -253,6 +253,67 @@ func TestSignInLocked(t *testing.T) {
 	f.post(t, "/admin/login", right, known).leads(t, "/admin")
 }
 
+// Each locked device of an account is shown apart, and let in by its own subject: the others, and the account, stay as they are.
+func TestLockedDevicesAreResetApart(t *testing.T) {
+	t.Parallel()
+	f := newFront(t)
+	f.newUser(t, auth.Admins, "ada@example.com", auth.RoleAdmin)
+	f.AdminNets = append(f.AdminNets, netip.MustParsePrefix("198.51.100.0/24"))
+	attempts := 0
+	try := func(password string, o ...option) int {
+		attempts++ // each from another address
+		o = append(o, from(fmt.Sprintf("198.51.100.%d:1", attempts)))
+		return f.post(t, "/admin/login", url.Values{"email": {"ada@example.com"}, "password": {password}}, o...).StatusCode
+	}
+	var devices []option
+	for range 2 {
+		in := f.post(t, "/admin/login", url.Values{"email": {"ada@example.com"}, "password": {testPassword}})
+		devices = append(devices, f.withCookie(areaAdmin, deviceCookie, f.cookieOf(in, areaAdmin, deviceCookie).Value))
+	}
+	locked := func() (n []bool) {
+		for _, d := range devices {
+			n = append(n, try(testPassword, d) == http.StatusTooManyRequests)
+		}
+		return append(n, try(testPassword) == http.StatusTooManyRequests)
+	}
+	for range 5 {
+		try("guess", devices[0])
+		try("guess", devices[1])
+		try("guess")
+	}
+	if got := fmt.Sprint(locked()); got != "[true true true]" {
+		t.Fatalf("locked: %s", got)
+	}
+	a := well(t, f.call(t, "GET", managementPrefix+"/rate_limits", "", f.ops()))
+	free := map[string]bool{}
+	for _, top := range a.get(t, "data", "top_refused", "login_account").([]any) {
+		subject := top.([]any)[0].(string)
+		if free[subject] || !strings.HasPrefix(subject, "admin ada@example.com") {
+			t.Errorf("shown twice, or as somebody else: %s", subject)
+		}
+		free[subject] = true
+		usage := managementPrefix + "/rate_limits/usage?" + url.Values{"bucket": {"login_account"}, "subject": {subject}}.Encode()
+		if a := well(t, f.call(t, "GET", usage, "", f.ops())); a.get(t, "data", "subject") != subject || a.get(t, "data", "used") != 5.0 {
+			t.Errorf("%s: %s", subject, a)
+		}
+		if a := well(t, f.call(t, "DELETE", usage, "", f.ops())); a.get(t, "data", "cleared") != true {
+			t.Errorf("%s: %s", subject, a)
+		}
+		still := 0
+		for _, l := range locked() {
+			if l {
+				still++
+			}
+		}
+		if want := 3 - len(free); still != want {
+			t.Errorf("%d of 3 are locked after %d resets, want %d", still, len(free), want)
+		}
+	}
+	if len(free) != 3 {
+		t.Errorf("shown are %v, want the account and two devices", free)
+	}
+}
+
 // next leads to a page of the area and nowhere else.
 func TestSafeNext(t *testing.T) {
 	t.Parallel()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"converger/internal/auth"
 	"converger/internal/delivery"
 	"converger/internal/ratelimit"
 	"converger/internal/ratelimit/overview"
@@ -64,10 +65,11 @@ var counted = map[ratelimit.Subject]string{
 
 // subjectForms say how a subject is written, for whoever wrote it another way.
 var subjectForms = map[ratelimit.Subject]string{
-	ratelimit.SubjectTenant:   "the id or the name of a tenant",
-	ratelimit.SubjectChannel:  "the id of a channel",
-	ratelimit.SubjectIP:       "one IP address, such as 203.0.113.7 or 2001:db8::1; of IPv6 the /64 is counted",
-	ratelimit.SubjectAccount:  `"admin EMAIL", or the id or name of a tenant and the email address: "Acme jane@acme.example"`,
+	ratelimit.SubjectTenant:  "the id or the name of a tenant",
+	ratelimit.SubjectChannel: "the id of a channel",
+	ratelimit.SubjectIP:      "one IP address, such as 203.0.113.7 or 2001:db8::1; of IPv6 the /64 is counted",
+	ratelimit.SubjectAccount: `"admin EMAIL", or the id or name of a tenant and the email address: "Acme jane@acme.example"; ` +
+		`what counts for a known device, as this list shows it: "admin EMAIL on known device 1a2b3c4d"`,
 	ratelimit.SubjectCaller:   "the id or the name of a tenant, or of a client token CHANNEL_ID/user:USER_ID or CHANNEL_ID/conversation:ID",
 	ratelimit.SubjectSession:  "the first 16 digits of the session's digest, as this list shows them, or all 64",
 	ratelimit.SubjectOperator: "the id of an operator token",
@@ -128,7 +130,11 @@ func (s *server) findBudget(ctx context.Context, bucket, text string) (overview.
 			return found, nil
 		}
 		who, email, ok := cutLast(text)
-		if !ok || !strings.Contains(email, "@") {
+		switch {
+		case ok && strings.Contains(email, "@"):
+		case strings.Contains(text, auth.OnKnownDevice): // its id is in its cookie and nowhere else
+			return out, newProblem(codeNotFound, "No attempts from this device have been refused lately; its lock ends by itself.")
+		default:
 			return out, invalid
 		}
 		if who == "admin" {

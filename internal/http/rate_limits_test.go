@@ -248,6 +248,7 @@ func TestSubjectsAsOperatorsWriteThem(t *testing.T) {
 		{"login_account", "Acme jane@example.com", "tenant " + tenant + " jane@example.com", 200},
 		{"login_account", "tenant " + tenant + " jane@example.com", "tenant " + tenant + " jane@example.com", 200},
 		{"login_account", "jane", "", 400},
+		{"login_account", "admin jane@example.com on known device 1a2b3c4d", "", 404}, // not seen lately
 		{"login_account", "Nobody jane@example.com", "", 404},
 		{"login_account", id + " jane@example.com", "", 404},
 		{"login_account", "tenant " + id + " jane@example.com", "", 404},
