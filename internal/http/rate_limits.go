@@ -393,6 +393,9 @@ func (s *server) notReset(b ratelimit.Bucket, all []overview.From[overview.Forgo
 			done = append(done, name)
 			continue
 		}
+		if f.Dead != nil && s.Limiter.Backend(b) != string(ratelimit.BackendLocal) {
+			continue // it takes the reset in before it counts again, if ever it does
+		}
 		notice = "usage_cleared_partly"
 		out = append(out, fmt.Sprintf("Not on %s: it %v.", name, f.Err))
 		again = "When all nodes answer again, look it up, and reset it again if need be."

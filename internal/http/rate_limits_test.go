@@ -509,6 +509,23 @@ func troubled(t *testing.T, store *awayStore, view *cluster.View) *front {
 	})
 }
 
+// A reset is whole without the dead: they take it in before what they have counted counts again, unless that is nobody
+// else's.
+func TestResetWithoutTheDead(t *testing.T) {
+	t.Parallel()
+	for backend, cleared := range map[ratelimit.Backend]bool{ratelimit.BackendCluster: true, ratelimit.BackendOwner: true, ratelimit.BackendRedis: true, ratelimit.BackendLocal: false} {
+		t.Run(string(backend), func(t *testing.T) {
+			t.Parallel()
+			f := troubled(t, &awayStore{backend: backend}, &cluster.View{Dead: []cluster.Dead{{ID: 4, Name: "d", Silent: time.Minute}}})
+			a := well(t, f.call(t, "DELETE", managementPrefix+"/rate_limits/usage?bucket=activity_create&subject=Acme", "", f.ops()))
+			nodes := a.get(t, "data", "nodes").([]any)
+			if detail := a.get(t, "data", "detail"); a.get(t, "data", "cleared") != cleared || (detail == nil) != cleared || len(nodes) != 2 || member(nodes[1], "error") == nil {
+				t.Errorf("without a dead node: %s", a)
+			}
+		})
+	}
+}
+
 // What can't be known is said to be unknown, a part is said to be one, and what to do next is said where an operator looks: in
 // the API and on the page. Causes are for the log.
 func TestRateLimitsInTrouble(t *testing.T) {
