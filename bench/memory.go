@@ -139,6 +139,7 @@ func (b *bench) memory(ctx context.Context) error {
 	if me.Keys() < memoryKeys*95/100 {
 		return fmt.Errorf("only %d keys were heard of", me.Keys())
 	}
+	runtime.KeepAlive(said)
 	said = [2][][]byte{} // weighed before and after, but no part of what a node keeps
 	gc = collection()
 	add("the same, reported by both peers", bytes, gc, perKey+perReported+2*perPeer, "")
