@@ -269,7 +269,7 @@ func (h *hub) setFront() error {
 		return err
 	}
 	view := overview.Config{Limiter: h.limiter, Login: h.throttle, Policy: apphttp.NewPolicyOf(h.limiter, h.directory), Name: h.cfg.cluster().NodeName, Version: version,
-		Connections: func() overview.Connections { return connectionsOf(h.connections.Snapshot()) }}
+		Logger: h.log, Connections: func() overview.Connections { return connectionsOf(h.connections.Snapshot()) }}
 	var peers proofs.Network // nil: alone
 	if h.node != nil {
 		view.Network, peers = h.node, h.node

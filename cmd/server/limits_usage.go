@@ -204,7 +204,7 @@ type limitsClearCmd struct {
 // Help says what it does and does not.
 func (limitsClearCmd) Help() string {
 	return `The whole budget is free again at once, on every node; what was refused stays counted. It is in the audit log. To do it again is harmless.
-A known device of an account is locked by its own failures and has a budget of its own: "server limits top" shows its subject.
+A known device of an account is locked by its own failures and has a budget of its own, whose subject "limits top" shows.
 
     server limits clear-usage login_account admin jane@example.com`
 }

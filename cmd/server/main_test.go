@@ -10,10 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net/http"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,6 +32,7 @@ const envProgram = "CONVERGER_TEST_AS_PROGRAM"
 func TestMain(m *testing.M) {
 	switch os.Getenv(envProgram) {
 	case "":
+		slog.SetDefault(slog.New(noLog{slog.NewTextHandler(os.Stderr, nil)}))
 		pgtest.Main(m)
 	case "tied":
 		go func() {
@@ -41,6 +44,18 @@ func TestMain(m *testing.M) {
 	default:
 		main()
 	}
+}
+
+// noLog is the default log, to which nothing of ours may write: operators read the program's.
+type noLog struct{ slog.Handler }
+
+// Handle implements slog.Handler.
+
+func (h noLog) Handle(ctx context.Context, r slog.Record) error {
+	if f, _ := runtime.CallersFrames([]uintptr{r.PC}).Next(); strings.HasPrefix(f.Function, "converger/") {
+		panic(f.Function + " was not given the program's log, and writes to slog.Default: " + r.Message)
+	}
+	return h.Handler.Handle(ctx, r)
 }
 
 // patience is how long a test waits for what should happen at once: two busy processors and the race detector included.
