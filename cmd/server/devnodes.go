@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -192,6 +193,8 @@ func (n *devNode) end() error {
 func startNode(program string, environ []string, place int, out *lineWriter, ended chan<- *devNode) (*devNode, error) {
 	cmd := exec.Command(program, "serve", "--until-input-ends") //nolint:noctx // stopped in order, by stopNodes
 	cmd.Env = environ
+	// Not the terminal's: its interrupt would be the first of two, and the second ends a node at once.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if _, err := cmd.StdinPipe(); err != nil { // it stops when that ends, should this process die
 		return nil, err
 	}
@@ -217,7 +220,7 @@ func startNode(program string, environ []string, place int, out *lineWriter, end
 func stopNodes(nodes []*devNode) (err error) {
 	nodes = slices.DeleteFunc(nodes, func(n *devNode) bool { return n == nil })
 	for _, n := range nodes {
-		_ = n.cmd.Process.Signal(os.Interrupt) // it may have ended, or have had the terminal's signal
+		_ = n.cmd.Process.Signal(os.Interrupt) // it may have ended
 	}
 	late := time.After(nodeStop)
 	for _, n := range nodes {

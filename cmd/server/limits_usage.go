@@ -227,7 +227,8 @@ func (c limitsClearCmd) Run(e *env) error {
 		return err
 	}
 	if o["cleared"] == true {
-		return h.done(o, "The counter of %s in %s is reset on %s.", cell(o, "subject"), cell(o, "bucket"), counted(len(objects(o["nodes"])), "node", "nodes"))
+		living := slices.DeleteFunc(objects(o["nodes"]), func(n members) bool { return n["error"] != nil })
+		return h.done(o, "The counter of %s in %s is reset on %s.", cell(o, "subject"), cell(o, "bucket"), counted(len(living), "node", "nodes"))
 	}
 	if h.json {
 		if err := h.showJSON(o); err != nil {

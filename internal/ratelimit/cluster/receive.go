@@ -508,8 +508,13 @@ func (s *Store) inquire(ctx context.Context) {
 
 // inquireOf asks for some keys, and those that wait.
 func (s *Store) inquireOf(ctx context.Context, keys []ratelimit.Key) {
-	for len(keys) < maxAsked && len(s.changed) > 0 {
-		keys = append(keys, <-s.changed)
+	for more := true; more && len(keys) < maxAsked; {
+		select {
+		case k := <-s.changed:
+			keys = append(keys, k)
+		default:
+			more = false
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, inquiryTimeout)
 	defer cancel()

@@ -138,7 +138,7 @@ func (s *Store) Counter(k ratelimit.Key) (Counter, bool) {
 // of now if the counter is kept under p's shape. It fails when the store is full.
 func (s *Store) Ensure(k ratelimit.Key, p *ratelimit.Policy, now ratelimit.Instant) (Counter, bool) {
 	if c, ok := s.Counter(k); ok || k.Hi == overflowHi {
-		if ok && c.sl.shape() == p.Shape() && !c.ready(p, now) {
+		if ok && p.Algorithm() != ratelimit.TokenBucket && c.sl.shape() == p.Shape() && !c.ready(p, now) {
 			mu := s.lockOf(k)
 			mu.Lock()
 			defer mu.Unlock()

@@ -25,9 +25,12 @@ type Reset struct {
 
 // Valid tells whether a reset that came from elsewhere can be one.
 func (r Reset) Valid() bool {
-	const longest = ratelimit.Instant(ratelimit.MaxRefill + 2*ratelimit.MaxScale)
 	return r.Key.Hi > overflowHi && r.At > 0 && r.At < r.Until && r.Until-r.At <= longest
 }
+
+// longest bounds how long a reset matters. A token bucket may be in debt for longer, when several nodes spent its burst
+// at once; what is left of that then comes back.
+const longest = ratelimit.Instant(ratelimit.MaxRefill + 2*ratelimit.MaxScale)
 
 // resets are those that a store remembers. Checks never look at them.
 type resets struct {
@@ -118,6 +121,7 @@ func (s *Store) NewReset(now ratelimit.Instant, it ratelimit.Item) Reset {
 			}
 		}
 	}
+	r.Until = min(r.Until, r.At+longest)
 	return r
 }
 

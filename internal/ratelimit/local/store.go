@@ -412,6 +412,9 @@ func (s *Store) settle(r ref, p *ratelimit.Policy, now ratelimit.Instant) rateli
 			}
 			if r.word.CompareAndSwap(w, state.Word) {
 				r.prev.Store(state.Prev)
+				if s.peers != nil {
+					Counter{r}.SetMark(0)
+				}
 				r.sl.form.Store(p.Shape())
 				return now
 			}

@@ -110,14 +110,14 @@ func (p *Proofs) Add(k ratelimit.Key, now time.Time) {
 	if ok {
 		told = x.told
 	}
+	s.set(k, proof{until, told}, at) // before anybody is to tell of it
 	if p.network != nil && at-told >= seconds(tellEvery) {
 		select {
 		case p.fresh <- k:
-			told = at
+			s.set(k, proof{until, at}, at)
 		default: // the next renewal will tell
 		}
 	}
-	s.set(k, proof{until, told}, at)
 }
 
 // set notes a proof, unless a longer one is known.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -353,5 +354,34 @@ func TestHasAllocatesNothing(t *testing.T) {
 		_ = p.Has(key(1), now) && p.Has(key(2), now)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// A proof is remembered before it is told, whoever tells it at once.
+func TestNoProofIsToldBeforeItIsKept(t *testing.T) {
+	t.Parallel()
+	w := newWire()
+	a, b := w.join(), w.join()
+	ctx, stop := context.WithCancel(t.Context())
+	var loops, callers sync.WaitGroup
+	loops.Go(func() { _ = a.Run(ctx) })
+	const each, by = 5000, 8
+	for g := range by {
+		callers.Go(func() {
+			for i := range each {
+				for len(a.fresh) > 16 {
+					runtime.Gosched()
+				}
+				a.Add(key(g*each+i), time.Now())
+			}
+		})
+	}
+	callers.Wait()
+	stop()
+	loops.Wait()
+	for i := range each * by {
+		if !b.Has(key(i), time.Now()) {
+			t.Fatalf("proof %d was told before it was kept", i)
+		}
 	}
 }
