@@ -160,12 +160,18 @@ func (c limitsShowCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	switch err := c.show(h, o); {
-	case err != nil:
+	if err := c.show(h, o); err != nil {
 		return err
-	case failed(objects(o["nodes"])):
+	}
+	return tellMissing(e, o)
+}
+
+// tellMissing says what an answer of all nodes lacks; it is an error if one of them did not answer.
+func tellMissing(e *env, o members) error {
+	if failed(objects(o["nodes"])) {
 		return partly{cell(o, "detail")}
-	case o["detail"] != nil:
+	}
+	if o["detail"] != nil {
 		fmt.Fprintln(e.stderr, cell(o, "detail"))
 	}
 	return nil
@@ -325,15 +331,10 @@ func (c limitsDemandCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	switch err := c.show(h, o); {
-	case err != nil:
+	if err := c.show(h, o); err != nil {
 		return err
-	case failed(objects(o["nodes"])):
-		return partly{cell(o, "detail")}
-	case o["detail"] != nil:
-		fmt.Fprintln(e.stderr, cell(o, "detail"))
 	}
-	return nil
+	return tellMissing(e, o)
 }
 
 func (limitsDemandCmd) show(h *hubClient, o members) error {
